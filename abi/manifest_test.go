@@ -1,7 +1,9 @@
 package abi
 
 import (
+	"bytes"
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,6 +94,85 @@ func FuzzParseManifest(f *testing.F) {
 		}
 		if twice, _ := json.Marshal(n); string(twice) != string(again) {
 			t.Errorf("%s became %s", again, twice)
+		}
+	})
+}
+
+// A request's end stands among events: where its fields are in one is published.
+func TestRequestEndIsAnEvent(t *testing.T) {
+	h := Hints{Reason: EndToolCall, TokensIn: 7000, TokensOut: 52, Priority: -3, ReturnMS: 1500}
+	e := NewRequestEnd(9, 4, h, 77)
+	if e.Op != OpRequestEnd || e.Slot != None || e.Request != 9 || e.Tenant != 4 || e.Time != 77 {
+		t.Errorf("the event of a request's end is %+v", e)
+	}
+	want := RequestEnd{
+		Slot: None, ReturnMS: 1500, Priority: -3, TokensIn: 7000, TokensOut: 52, Request: 9, Tenant: 4,
+		Op: OpRequestEnd, Reason: EndToolCall, Time: 77,
+	}
+	if got := *e.RequestEnd(); got != want {
+		t.Errorf("the request's end reads as %+v, want %+v", got, want)
+	}
+}
+
+func TestParseEndReason(t *testing.T) {
+	for r := EndUnknown; r <= EndAbort; r++ {
+		if got := ParseEndReason(r.String()); got != r {
+			t.Errorf("%q parses as %v", r.String(), got)
+		}
+	}
+	if got := ParseEndReason("weather"); got != EndUnknown {
+		t.Errorf("an unknown reason parses as %v", got)
+	}
+	if got := EndReason(99).String(); got != "unknown" {
+		t.Errorf("reason 99 prints as %q, want unknown", got)
+	}
+}
+
+func TestRuns(t *testing.T) {
+	for _, c := range []struct{ least, host, says string }{
+		{"", "0.1", ""}, {"0.1", "0.1", ""}, {"0.1.0", "0.1", ""}, {"0.1", "0.2", ""}, {"0.9", "0.10", ""}, {"0.9.9", "1", ""}, {Release, Release, ""},
+		{"0.1.1", "0.1", "release 0.1.1"}, {"0.10", "0.9", "release 0.10"}, {"2", "1.9.9", "release 2"},
+		{"v1", "1", "numbers"}, {"1.2.3.4", "1", "numbers"}, {"1.-2", "1", "numbers"}, {"1.", "1", "numbers"},
+	} {
+		m := Manifest{Name: "m", MinHost: c.least}
+		err := m.Runs(c.host)
+		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%q on %q: %v", c.least, c.host, err)
+		}
+	}
+}
+
+func TestCustomSection(t *testing.T) {
+	typeSection := []byte{1, 1, 0}
+	module := slices.Concat(wasmHeader, []byte{0, 3, 1, 'x', '1'}, typeSection, []byte{0, 3, 1, 'y', '2'}, []byte{0, 3, 1, 'x', '3'})
+	if got, ok, err := CustomSection(module, "x"); string(got) != "1" || !ok || err != nil {
+		t.Errorf("x: %q, %v, %v", got, ok, err)
+	}
+	if _, ok, err := CustomSection(module, "z"); ok || err != nil {
+		t.Errorf("z: %v, %v", ok, err)
+	}
+	out, err := WithCustomSection(module, "x", []byte("new"))
+	testenv.OK(t, err)
+	if want := slices.Concat(wasmHeader, typeSection, []byte{0, 3, 1, 'y', '2'}, []byte{0, 5, 1, 'x', 'n', 'e', 'w'}); !bytes.Equal(out, want) {
+		t.Errorf("the module with the section replaced is %q, want %q", out, want)
+	}
+	again, err := WithCustomSection(out, "x", []byte("new"))
+	if err != nil || !bytes.Equal(again, out) {
+		t.Errorf("packing twice differs: %q, %v", again, err)
+	}
+}
+
+func FuzzCustomSection(f *testing.F) {
+	for _, s := range []string{"", "\x00asm", "\x00asm\x02\x00\x00\x00", string(wasmHeader) + "\x00", string(wasmHeader) + "\x00\x02\x05x", string(wasmHeader) + "\x00\x03\x01xd"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, module []byte) {
+		out, err := WithCustomSection(module, ManifestSection, []byte("data"))
+		if err != nil {
+			return
+		}
+		if got, ok, err := CustomSection(out, ManifestSection); string(got) != "data" || !ok || err != nil {
+			t.Errorf("reading back the section of %q: got %q, %v, %v", out, got, ok, err)
 		}
 	})
 }

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/gdstest"
+	"golang.org/x/sys/unix"
 )
 
 // open gives the GPU that the tests run on: the double's, or with KVHOST_TEST_GPU set the first real one.
@@ -198,4 +198,120 @@ func TestBatchRefusesWhatIsOutsideItsBuffer(t *testing.T) {
 		}
 		return b.Wait()
 	})
+}
+
+// cpus are those that the calling thread may run on.
+func cpus(t *testing.T) (list []int) {
+	var set unix.CPUSet
+	testenv.NoError(t, unix.SchedGetaffinity(0, &set))
+	for cpu := range 1024 {
+		if set.IsSet(cpu) {
+			list = append(list, cpu)
+		}
+	}
+	return list
+}
+
+// A GPU's own threads stay on its CPUs, and a thread that is used again by another GPU goes where that is. CPUs that a
+// thread may not use are left out; if none is left, it stays where it is. A caller of Do stays where it was.
+func TestThreadsStayNearTheirGPU(t *testing.T) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	all := cpus(t)
+	last := all[len(all)-1:]
+	first, _ := open(t, Config{Threads: 1, Files: 1})
+	driver := first.driver
+	for _, c := range []struct{ near, want []int }{
+		{last, last}, {nil, all}, {append([]int{1000}, last...), last}, {[]int{1000}, all}, {all, all},
+	} {
+		g, err := driver.OpenGPU(first.UUID, Config{Threads: 2, Files: 2, CPUs: c.near})
+		testenv.OK(t, err)
+		check := func(*Thread) error {
+			if got := cpus(t); !slices.Equal(got, c.want) {
+				t.Errorf("near %v: on %v, want %v", c.near, got, c.want)
+			}
+			return nil
+		}
+		testenv.OK(t, g.Control(check))
+		for range 4 { // each thread gets its turn
+			on(t, g, func(*Thread) error {
+				if got := cpus(t); !slices.Equal(got, all) {
+					t.Errorf("a caller is on %v, was on %v", got, all)
+				}
+				return nil
+			})
+			if _, err := g.DoFileFor(0, check); err != nil {
+				t.Fatal(err)
+			}
+		}
+		testenv.OK(t, g.Close())
+	}
+}
+
+func handleOf(t testing.TB, b *Buffer) []byte {
+	t.Helper()
+	h, err := b.IPCHandle()
+	testenv.OK(t, err)
+	return h
+}
+
+// The real driver refuses to open a handle in the process that made it, so this is the double's; the way between two
+// processes is tested with a client of another process.
+func TestImportIPC(t *testing.T) {
+	g, double := doubled(t, Config{Threads: 1})
+	pages := buffer(t, g, 3<<20)
+	want := random(3 << 20)
+	on(t, g, func(th *Thread) error { return th.Write(pages.Address, want) })
+	double.Rules("") // counts from here
+	a, err := g.ImportIPC(handleOf(t, pages))
+	testenv.OK(t, err)
+	b, err := g.ImportIPC(handleOf(t, pages))
+	if err != nil || a != b || a.Size != 3<<20 || a.Base == pages.Address {
+		t.Fatalf("imports of one handle: got %+v, %+v, %v, want the same", a, b, err)
+	}
+	if n := double.Calls("cuIpcOpenMemHandle_v2"); n != 1 {
+		t.Errorf("the handle was opened %d times", n)
+	}
+	got := make([]byte, len(want))
+	on(t, g, func(th *Thread) error { return th.Read(got, b.Base) })
+	if !bytes.Equal(got, want) {
+		t.Error("the import holds other bytes")
+	}
+	for i, m := range []*Import{a, b} {
+		testenv.OK(t, m.Close())
+		if n := double.Calls("cuIpcCloseMemHandle"); n != i {
+			t.Errorf("after %d closes the handle was closed %d times", i+1, n)
+		}
+	}
+}
+
+func TestImportIPCRefusals(t *testing.T) {
+	g, double := doubled(t, Config{Threads: 1})
+	pages := buffer(t, g, 1<<20)
+	good := handleOf(t, pages)
+	for name, c := range map[string]struct {
+		handle []byte
+		rules  string
+	}{
+		"short":          {good[:63], ""},
+		"long":           {append(bytes.Clone(good), 0), ""},
+		"empty":          {nil, ""},
+		"garbage":        {make([]byte, 64), ""},
+		"driver refuses": {good, "cuIpcOpenMemHandle_v2:code=201"},
+		"size unknown":   {good, "cuMemGetAddressRange_v2:code=1"},
+		"device unknown": {good, "cuPointerGetAttribute:code=1"},
+		"another GPU's":  {good, "cuPointerGetAttribute:answer=1"},
+	} {
+		double.Rules(c.rules)
+		if _, err := g.ImportIPC(c.handle); !errors.Is(err, ErrImport) {
+			t.Errorf("import of a handle that is %s: got error %v", name, err)
+		}
+		if opened, closed := double.Calls("cuIpcOpenMemHandle_v2"), double.Calls(
+			"cuIpcCloseMemHandle"); closed > opened || (opened-closed) > 1 {
+			t.Errorf("%s: opened %d, closed %d", name, opened, closed)
+		}
+	}
+	double.Rules("")
+	m, err := g.ImportIPC(good)
+	testenv.OK(t, err)
+	m.Close()
 }

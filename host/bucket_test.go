@@ -2,15 +2,22 @@ package host_test
 
 import (
 	"bytes"
+	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
@@ -157,5 +164,261 @@ func TestBucketsAreValidated(t *testing.T) {
 		if err := c.Validate(); !errors.As(err, &problem) || problem.Path != "root[0]."+key {
 			t.Errorf("root in a bucket with %s: got %v", name, err)
 		}
+	}
+}
+
+// outageRig is a host of memory, a disk and a bucket, under stores that go on to the bucket and loads from it.
+type outageRig struct {
+	b      *testing.B
+	host   string // its socket
+	stored atomic.Uint64
+	loads  atomic.Uint64 // from the bucket
+	failed atomic.Uint64 // likewise
+}
+
+var outageChunk = kv.Uniform(2, 8, 2, 16<<10) // 512 KiB
+
+func (r *outageRig) dial() *hosttest.Client {
+	return hosttest.Dial(r.b, hosttest.Hello(r.host, outageChunk), 2, 0, 0)
+}
+
+func (r *outageRig) key(n uint64) (k kv.Key) {
+	binary.BigEndian.PutUint64(k[:], n+1)
+	return k
+}
+
+// load loads a chunk, and tells the level that had it: -1 where none had.
+func (r *outageRig) load(c *hosttest.Client, n uint64) (level int, took time.Duration, ok bool) {
+	l := c.Find(r.key(n))
+	defer l.Release(r.b.Context())
+	if l.Hits() == 0 {
+		return -1, 0, false
+	}
+	began := time.Now()
+	got := c.Get(l, client.LoadOptions{}, client.LoadChunk{Blocks: []uint32{0, 1}})
+	return l.Levels()[0].Level, time.Since(began), len(got.Failed) == 0
+}
+
+// store stores the next chunk, as one of a prefix of 16: what is inside a prefix is demoted.
+func (r *outageRig) store(c *hosttest.Client) {
+	n := r.stored.Load()
+	chunk := client.StoreChunk{Key: r.key(n), Blocks: []uint32{0, 1}}
+	if n%16 > 0 {
+		chunk.Parent = r.key(n - 1)
+	}
+	c.Put(chunk)
+	r.stored.Add(1)
+}
+
+// far loads chunks that have left the disk until the context is done.
+func (r *outageRig) far(ctx context.Context, c *hosttest.Client) {
+	for ctx.Err() == nil {
+		level, _, ok := r.load(c, rand.Uint64N(r.stored.Load()-200))
+		switch {
+		case level < 2: // the bucket has but the last 500, and none of those of an outage
+			time.Sleep(500 * time.Microsecond)
+			continue
+		case ok:
+			r.loads.Add(1)
+		default:
+			r.failed.Add(1)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// BenchmarkBucketOutages loads from memory and from a disk while the bucket behind them answers, and while it does not, and measures
+// how long it is away after the server is back. With -benchtime 60s each outage lasts a minute.
+func BenchmarkBucketOutages(b *testing.B) {
+	s := s3double.Start(b)
+	p := s3double.StartProxy(b, s.URL)
+	c := bucketConfiguration(b, fmt.Sprintf("[[root]]\npath = \"memory:\"\ncapacity = \"32MiB\"\n[[root]]\nlevel = 1\npath = %q\ncapacity = \"64MiB\"\n"+
+		"[[root]]\nlevel = 2\npath = \"s3://bucket\"\ncapacity = \"256MiB\"\nendpoint = %q\npath_style = true\n", filepath.Join(b.TempDir(), "disk"), p.URL))
+	h, _ := hosttest.Start(b, c)
+	r := &outageRig{b: b, host: h.Socket()}
+	storer, near := r.dial(), r.dial()
+	for range 450 {
+		r.store(storer)
+	}
+	ctx, stop := context.WithCancel(b.Context())
+	var others sync.WaitGroup
+	for range 2 {
+		others.Go(func() { r.far(ctx, r.dial()) })
+	}
+	others.Go(func() {
+		for ctx.Err() == nil {
+			r.store(storer)
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	defer others.Wait()
+	defer stop()
+	for i, fault := range []s3double.Fault{"", s3double.Reset, "", s3double.Stall, "", s3double.TooMany, ""} {
+		b.Run(fmt.Sprintf("%d/%s", i, fault), func(b *testing.B) {
+			if fault != "" {
+				p.Set(s3double.Rule{Fault: fault})
+			}
+			loads, failed, stored := r.loads.Load(), r.failed.Load(), r.stored.Load()
+			var took [2][]time.Duration
+			lost := 0
+			for b.Loop() {
+				level, d, ok := r.load(near, r.stored.Load()-1-rand.Uint64N(150))
+				if level >= 0 && level < 2 {
+					took[level] = append(took[level], d)
+					if !ok {
+						lost++
+					}
+				}
+				time.Sleep(2 * time.Millisecond)
+			}
+			for level, name := range []string{"memory", "disk"} {
+				list := took[level]
+				slices.Sort(list)
+				if len(list) > 0 {
+					b.ReportMetric(float64(len(list)), name+"-loads")
+					b.ReportMetric(list[len(list)/2].Seconds()*1000, name+"-p50-ms")
+					b.ReportMetric(list[len(list)*99/100].Seconds()*1000, name+"-p99-ms")
+				}
+			}
+			b.ReportMetric(float64(lost), "near-failed")
+			b.ReportMetric(float64(r.loads.Load()-loads), "bucket-loads")
+			b.ReportMetric(float64(r.failed.Load()-failed), "bucket-failed")
+			b.ReportMetric(float64(r.stored.Load()-stored), "stores")
+			if p.Set(); fault == "" {
+				return
+			}
+			back := time.Now()
+			for before := r.loads.Load(); r.loads.Load() == before && time.Since(back) < time.Minute; {
+				time.Sleep(time.Millisecond)
+			}
+			b.ReportMetric(time.Since(back).Seconds(), "back-s")
+		})
+	}
+}
+
+// A host with nothing but roots in memory stores and loads through the socket. After a restart they are empty.
+func TestMemoryRoots(t *testing.T) {
+	c := configuration(t)
+	c.Roots = []config.Root{{Path: "memory:", Capacity: 64 << 20}, {Path: "memory:second", Capacity: 32 << 20}}
+	testenv.OK(t, c.Validate())
+	random := rand.New(rand.NewPCG(7, 8))
+	const chunks = 4
+	for run := range 2 {
+		h, two, stop := twoRanks(t, host.Config{Config: c})
+		for n := range chunks {
+			for rank, r := range two {
+				if rank == 0 && r.Find(compressionKey(n)).Hits() != 0 {
+					t.Errorf("run %d: a new host has chunk %d, want none", run, n)
+				}
+				r.store(n, random)
+			}
+		}
+		for n := range chunks {
+			for rank, r := range two {
+				if !r.load(n, n%2 == rank, random) {
+					t.Errorf("run %d: chunk %d is gone", run, n)
+				}
+			}
+		}
+		metrics := get(t, h, "/metrics")
+		for _, want := range []string{
+			`kvhost_root_memory_bytes{root="memory:",state="pending"} 0`,
+			`kvhost_root_memory_bytes{root="memory:second",state="used"}`, `,route="memory"}`,
+		} {
+			if !strings.Contains(metrics, want) {
+				t.Errorf("/metrics lacks %s", want)
+			}
+		}
+		if strings.Contains(metrics, `route="staged"} 1`) {
+			t.Error("a piece was staged")
+		}
+		stop()
+	}
+}
+
+// The memory of roots is page-locked for a GPU, and given back in the end.
+func TestMemoryRootIsPageLocked(t *testing.T) {
+	double := onDouble(t)
+	defer double.Forget()
+	c := configuration(t)
+	c.Roots = []config.Root{{Path: "memory:", Capacity: 200 << 20}}
+	var log bytes.Buffer
+	h, err := host.New(context.Background(), host.Config{Config: c, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	testenv.OK(t, err)
+	testenv.NoError(t, h.Close())
+	locked, unlocked := double.Calls("cuMemHostRegister_v2"), double.Calls("cuMemHostUnregister")
+	if locked < 3 || locked != unlocked { // commands, slots and the first step
+		t.Errorf("memory registered %d times, unregistered %d times", locked, unlocked)
+	}
+	if text := log.String(); !strings.Contains(text, "route=memory") || double.Calls("cuFileDriverOpen") != 0 {
+		t.Errorf("cuFile was opened, or the route not told: %s", text)
+	}
+}
+
+// What has no meaning for memory is refused by name.
+func TestMemoryRootsAreValidated(t *testing.T) {
+	for name, change := range map[string]func(r *config.Root){
+		"path":          func(r *config.Root) { r.Path = "memory:A/b" },
+		"capacity":      func(r *config.Root) { r.Capacity = 4096 },
+		"shared":        func(r *config.Root) { r.Shared = true },
+		"route":         func(r *config.Root) { r.Route = config.RouteDirect },
+		"require_mount": func(r *config.Root) { r.RequireMount = true },
+		"min_free":      func(r *config.Root) { r.MinFree.Bytes = 1 },
+		"daily_writes":  func(r *config.Root) { r.DailyWrites = 1 },
+	} {
+		c := configuration(t)
+		c.Roots = []config.Root{{Path: "memory:", Capacity: 1 << 30}}
+		testenv.OK(t, c.Validate())
+		change(&c.Roots[0])
+		var problem *config.Problem
+		if err := c.Validate(); !errors.As(err, &problem) || problem.Path != "root[0]."+name {
+			t.Errorf("root in memory with %s: got %v", name, err)
+		}
+	}
+	c := configuration(t)
+	c.Roots = []config.Root{{Path: "memory:a", Capacity: 1 << 30}, {Path: "memory:a", Capacity: 1 << 30}}
+	if err := c.Validate(); err == nil {
+		t.Error("two roots with one name")
+	}
+	c.Roots = []config.Root{{Path: "./memory:", Capacity: 1 << 30}}
+	if c.Roots[0].Kind() != config.Directory {
+		t.Error("./memory: is a directory")
+	}
+}
+
+// A host with memory before its root stores into the memory, copies to the root at once, loads from memory, and finds the
+// chunks in the root after a restart. The memory is no part of the configuration that a reload is compared with.
+func TestMemoryBeforeRoots(t *testing.T) {
+	c := configuration(t)
+	key := kv.Key{1, 2, 3}
+	page := bytes.Repeat([]byte("kv"), 4096)
+	for run, wantLevel := range []string{"0", "1"} {
+		h, stop := hosttest.StartWith(t, host.Config{Config: c, Memory: 256 << 20})
+		s := dial(t, h)
+		if run == 0 {
+			copy(s.Page(0, 0), page)
+			if r := s.Put(client.StoreChunk{Key: key, Blocks: []uint32{0, 1}}); r.Chunks[0].Result != client.Stored {
+				t.Fatalf("published %+v, want a stored chunk", r)
+			}
+		}
+		s.Poison()
+		l := s.Find(key)
+		if l.Hits() != 1 {
+			t.Fatalf("run %d: %d hits, want 1", run, l.Hits())
+		}
+		if r := s.Get(l, client.LoadOptions{}, client.LoadChunk{Blocks: []uint32{5, 3}}); len(r.Failed) > 0 {
+			t.Fatalf("run %d: load %+v, want no failed block", run, r)
+		}
+		if got := s.Page(0, 5); !bytes.Equal(got, page) {
+			t.Errorf("run %d: the page begins with %q, want %q", run, got[:8], page[:8])
+		}
+		if want := `kvhost_level_hits_total{level="` + wantLevel + `"} 1`; !strings.Contains(get(t, h, "/metrics"), want) {
+			t.Errorf("run %d: /metrics lacks %s", run, want)
+		}
+		if changed, err := h.Reload(t.Context(), c); err != nil || len(changed) > 0 {
+			t.Errorf("run %d: a reload of the same configuration changes %v: %v", run, changed, err)
+		}
+		s.Close()
+		stop()
 	}
 }

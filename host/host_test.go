@@ -1,16 +1,20 @@
 package host_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
@@ -22,7 +26,9 @@ import (
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 	"github.com/kvhost/kvhost/host/kv"
+	"golang.org/x/sys/unix"
 )
 
 func configuration(t testing.TB) *config.Config {
@@ -165,4 +171,172 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("run on a socket in use: got %v", err)
 		}
 	})
+}
+
+// A host with session.idle_exit lives as long as a session does, and ends once it has been without one for so long.
+func TestIdleExit(t *testing.T) {
+	c := configuration(t)
+	ended := make(chan error, 1)
+	var h *host.Host
+	var first *client.Session
+	for c.Session.IdleExit = 2 * time.Second; first == nil; c.Session.IdleExit *= 2 {
+		var err error
+		h, err = host.New(t.Context(), host.Config{Config: c})
+		testenv.OK(t, err)
+		go func() { ended <- h.Run(t.Context()) }()
+		<-h.Ready()
+		hello := hosttest.Hello(h.Socket(), kv.Uniform(2, 2, 1, 8192))
+		hello.Engine = "first"
+		if first, err = client.Dial(t.Context(), hello); err != nil { // a slow machine: it ended before there was a session
+			testenv.OK(t, <-ended)
+		}
+	}
+	c.Session.IdleExit /= 2
+	s := hosttest.Dial(t, hosttest.Hello(h.Socket(), kv.Uniform(2, 2, 1, 8192)), 8, 0, 0)
+	testenv.OK(t, first.Close())
+	select {
+	case err := <-ended:
+		t.Fatalf("the host ended with %v while a session was open", err)
+	case <-time.After(c.Session.IdleExit + c.Session.IdleExit/2):
+	}
+	if got := s.Find(kv.Key{1}).Hits(); got != 0 {
+		t.Errorf("lookup in an empty root: %d hits, want 0", got)
+	}
+	testenv.OK(t, s.Close())
+	if err := <-ended; err != nil {
+		t.Errorf("the end of an idle host: %v, want nil", err)
+	}
+}
+
+// What the operator pins reaches the sessions.
+func TestPins(t *testing.T) {
+	c := configuration(t)
+	c.Session.Pins = map[string]string{"dtype": "bf16"}
+	h, _ := hosttest.Start(t, c)
+	dial(t, h)
+	hello := hosttest.Hello(h.Socket(), kv.Uniform(2, 2, 1, 8192))
+	hello.Engine, hello.Namespace.DType = "f", "fp8"
+	s, err := client.Dial(t.Context(), hello)
+	if err == nil {
+		s.Close()
+	}
+	if !errors.Is(err, client.ErrDisagreement) || !strings.Contains(err.Error(), "dtype") {
+		t.Fatalf("HELLO with another dtype than the pinned one: got %v", err)
+	}
+}
+
+// The memory of each policy and of all is in the metrics and in the status, beside what all may have.
+func TestPolicyMemoryIsShown(t *testing.T) {
+	c := configuration(t)
+	c.PolicyDir, c.PolicyMemory = policytest.Dir(t, "lru", "fanout", "sieve"), 1<<30
+	c.Policies = []config.Policy{{Module: "lru"}, {Module: "fanout"}, {Module: "sieve", Shadow: true}}
+	h, _ := hosttest.Start(t, c)
+	st := h.Status()
+	var sum uint64
+	for _, p := range st.Policies {
+		if sum += p.Memory; (p.Memory == 0) != (p.Digest == "") {
+			t.Errorf("%s, %s has %d bytes", p.Name, p.Digest, p.Memory)
+		}
+	}
+	if sum == 0 || sum != st.PolicyMemory || st.PolicyMemoryLimit != 1<<30 {
+		t.Errorf("%d bytes by policy, %d of %d in all", sum, st.PolicyMemory, st.PolicyMemoryLimit)
+	}
+	metrics := get(t, h, "/metrics")
+	var shown float64
+	for line := range strings.Lines(metrics) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if strings.HasPrefix(name, "kvhost_policy_memory_bytes{") || strings.HasPrefix(name, "kvhost_shadow_memory_bytes{") {
+			var bytes float64
+			if _, err := fmt.Sscan(value, &bytes); err != nil {
+				t.Fatalf("metric %q: %v", line, err)
+			}
+			shown += bytes
+		}
+	}
+	if shown != float64(sum) {
+		t.Errorf("the metrics show %.0f bytes, the status %d", shown, sum)
+	}
+	for _, want := range []string{
+		fmt.Sprintf("kvhost_policies_memory_bytes %v\n", float64(sum)), "kvhost_policies_memory_limit_bytes 1.073741824e+09\n",
+	} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("/metrics lacks %s", want)
+		}
+	}
+}
+
+// crowdOf is the environment variable that makes TestCrowdsLeaveTheStoreItsFiles the crowd: addresses to connect to.
+const crowdOf = "KVHOST_TEST_CROWD_OF"
+
+// However many connections clients open, and with a message half sent on each, the store can open its files: what is stored
+// is a hit and can be loaded, and what is new is stored.
+func TestCrowdsLeaveTheStoreItsFiles(t *testing.T) {
+	const files, connections = 512, 1200
+	if to := os.Getenv(crowdOf); to != "" {
+		crowd(strings.Split(to, " "), connections)
+		return
+	}
+	var limit unix.Rlimit
+	testenv.OK(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	few := unix.Rlimit{Cur: files, Max: limit.Max}
+	testenv.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
+	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) })
+	h, _ := hosttest.Start(t, configuration(t))
+	s := dial(t, h)
+	const before, after = 20, 40
+	key := func(n int) kv.Key { return kv.Key{byte(n), 1} }
+	for n := range before {
+		s.Put(client.StoreChunk{Key: key(n), Blocks: []uint32{0, 1}})
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestCrowdsLeaveTheStoreItsFiles$")
+	cmd.Env = append(os.Environ(), crowdOf+"=unix:"+h.Socket()+" unix:"+h.Socket()+proto.DescriptorSuffix+" tcp:"+h.HTTPAddr())
+	out, err := cmd.StdoutPipe()
+	testenv.OK(t, err)
+	in, err := cmd.StdinPipe()
+	testenv.OK(t, err)
+	testenv.OK(t, cmd.Start())
+	defer func() { _ = in.Close(); _ = cmd.Wait() }()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "full\n" {
+		t.Fatalf("the crowd says %q, %v", line, err)
+	}
+	open, err := os.ReadDir("/proc/self/fd")
+	testenv.OK(t, err)
+	t.Logf("%d of %d descriptors are open", len(open), files)
+	if len(open) > files/2 {
+		t.Errorf("%d of %d descriptors are open, want half of them left for the store", len(open), files)
+	}
+	for n := before; n < after; n++ {
+		if r := s.Put(client.StoreChunk{Key: key(n), Blocks: []uint32{0, 1}}); r.Bytes == 0 {
+			t.Errorf("store of chunk %d: %+v, want it stored", n, r)
+		}
+	}
+	for n := range after {
+		l := s.Find(key(n))
+		if l.Hits() != 1 {
+			t.Errorf("chunk %d: %d hits, want 1", n, l.Hits())
+		} else if r := s.Get(l, client.LoadOptions{}, client.LoadChunk{Blocks: []uint32{4, 5}}); len(r.Failed) > 0 {
+			t.Errorf("load of chunk %d: %+v, want no failed block", n, r)
+		}
+	}
+}
+
+// crowd opens so many connections to each address, and sends less than is wanted on each.
+func crowd(addresses []string, each int) {
+	var open []net.Conn
+	for _, address := range addresses {
+		network, to, _ := strings.Cut(address, ":")
+		for range each {
+			c, err := net.DialTimeout(network, to, time.Second)
+			if err != nil {
+				break // it accepts no more
+			}
+			_, _ = c.Write([]byte("PRI"))
+			open = append(open, c)
+		}
+	}
+	fmt.Println("full")
+	_, _ = os.Stdin.Read(make([]byte, 1)) // until the test closes it
+	for _, c := range open {
+		c.Close()
+	}
 }

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -94,5 +97,96 @@ func TestTemplateUnit(t *testing.T) {
 	one, template := comment.ReplaceAllString(all["kvhost.service"], ""), comment.ReplaceAllString(all["kvhost@.service"], "")
 	if names.Replace(template) != one || template == one {
 		t.Errorf("kvhost@.service is\n%s\nkvhost.service is\n%s", template, one)
+	}
+}
+
+// boot makes a machine of this one's files, with systemd as its first process, and runs /steps there. What it changes is gone
+// afterwards, but for the file out.
+const boot = `set -e
+mount --make-rprivate / && mount -t tmpfs none "$1" && mkdir "$1/upper" "$1/work" "$1/root" && root="$1/root"
+mount -t overlay overlay -o lowerdir=/,upperdir="$1/upper",workdir="$1/work" "$root"
+cp "$2" "$root/kvhost.deb" && cp "$3" "$root/steps"
+mount -t proc proc "$root/proc" && mount --rbind /sys "$root/sys" && mount --rbind /dev "$root/dev"
+mount -t cgroup2 none "$root/sys/fs/cgroup" && mount -t tmpfs none "$root/run" && mount -t tmpfs none "$root/tmp"
+touch "$root/out" && mount --bind "$4" "$root/out"
+rm -rf "$root"/etc/systemd/system/*.wants
+printf '[Service]\nType=oneshot\nExecStart=/bin/sh /steps\n' >"$root/etc/systemd/system/steps.service"
+printf '[Unit]\nWants=steps.service systemd-journald.service\n' >"$root/etc/systemd/system/steps.target"
+exec chroot "$root" env container=docker /lib/systemd/systemd --system --unit=steps.target --log-target=null --show-status=no`
+
+// steps is a service's life, and says what came of each part of it. Where it differs from what is wanted, all is in the log.
+const steps = `exec >/out 2>&1
+as() { su kvhost -s /bin/sh -c "$*"; }
+say() { echo "STEP $1: $2"; }
+at=/etc/kvhost/kvhost.toml
+dpkg --install /kvhost.deb; say install $?
+as kvhost check --config $at; say check $?
+systemctl start kvhost; say start $?
+as kvhost status --config $at | grep -w ready; say "ready at once" $?
+sed -i s/10GiB/9GiB/ $at
+systemctl reload kvhost; say reload $?
+echo nonsense=1 >>$at
+systemctl reload kvhost; say "reload of nonsense" $?
+systemctl is-active kvhost; say "active after it" $?
+sed -i /nonsense/d $at
+before=$(systemctl show -p MainPID --value kvhost)
+dpkg --install /kvhost.deb; say upgrade $?
+after=$(systemctl show -p MainPID --value kvhost)
+[ "$after" != 0 ] && [ "$after" != "$before" ]; say "another process" $?
+as kvhost status --config $at | grep -w ready; say "ready after it" $?
+systemctl stop kvhost; say stop $?
+as kvhost check --config $at; say "check after it" $?
+printf '[http]\ntoken_file="/nope"\n' >>$at
+as kvhost check --config $at; say "check without the token" $?
+systemctl start kvhost; say "start without the token" $?
+say "its exit code" $(systemctl show -p ExecMainStatus --value kvhost)
+dpkg --remove kvhost; say remove $?
+systemctl is-active kvhost; say "inactive" $?
+dpkg --purge kvhost; say purge $?
+[ ! -e /etc/kvhost ] && [ ! -e /var/cache/kvhost ] && [ -d /var/lib/kvhost/kv ]; say "roots only" $?
+echo END
+`
+
+const stepsWanted = `install: 0, check: 0, start: 0, ready at once: 0, reload: 0, reload of nonsense: 1, active after it: 0, upgrade: 0, ` +
+	`another process: 0, ready after it: 0, stop: 0, check after it: 0, check without the token: 12, start without the token: 1, ` +
+	`its exit code: 12, remove: 0, inactive: 3, purge: 0, roots only: 0`
+
+// The package's service lives under a systemd that runs: it is ready when it is started, a reload says what came of it, an upgrade
+// restarts it, and check has the exit code of the start.
+func TestLifeUnderSystemd(t *testing.T) {
+	testenv.Need(t, testenv.Systemd, testenv.Mounts, testenv.Users)
+	dir, at := releaseDir(t), t.TempDir()
+	write(t, filepath.Join(at, "steps"), steps, 0o600)
+	write(t, filepath.Join(at, "out"), "", 0o644)
+	testenv.OK(t, os.Mkdir(filepath.Join(at, "machine"), 0o755))
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var log bytes.Buffer
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", boot, "boot", filepath.Join(at, "machine"), filepath.Join(dir, file("amd64", ".deb")),
+		filepath.Join(at, "steps"), filepath.Join(at, "out"))
+	cmd.Stdout, cmd.Stderr = &log, &log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
+	testenv.OK(t, cmd.Start())
+	ended := make(chan struct{})
+	go func() { cmd.Wait(); close(ended) }()
+	said := func() any { return read(t, filepath.Join(at, "out")) }
+	testenv.Until(t, "the last step", func() bool {
+		select {
+		case <-ended:
+			t.Fatalf("the machine ended: %s\n%s", log.String(), said())
+		default:
+		}
+		return strings.HasSuffix(read(t, filepath.Join(at, "out")), "\nEND\n")
+	}, said)
+	stop()
+	<-ended
+	var got []string
+	for line := range strings.Lines(read(t, filepath.Join(at, "out"))) {
+		if step, ok := strings.CutPrefix(line, "STEP "); ok {
+			got = append(got, strings.TrimSpace(step))
+		}
+	}
+	if text := strings.Join(got, ", "); text != stepsWanted {
+		t.Errorf("steps:\n%s\nwant\n%s\n%s", text, stepsWanted, read(t, filepath.Join(at, "out")))
 	}
 }

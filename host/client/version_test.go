@@ -3,15 +3,16 @@ package client_test
 import (
 	"errors"
 	"net"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
-
-	"google.golang.org/grpc"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/kv"
+	"google.golang.org/grpc"
 )
 
 // A host of another version has other services: it is there, and trying again does not help.
@@ -27,4 +28,37 @@ func TestHostOfAnotherVersion(t *testing.T) {
 	if !errors.Is(err, client.ErrVersion) || errors.Is(err, client.ErrHostGone) || !strings.Contains(err.Error(), "EngineService") {
 		t.Errorf("a session with a host of another version: got %v, want %v, with what it lacks", err, client.ErrVersion)
 	}
+}
+
+var wireType = regexp.MustCompile(`\b(proto|abi)\.`)
+
+// The client's API has no type of the protocol or of the policy ABI, and an importer builds neither the ABI nor a WebAssembly runtime.
+func TestFace(t *testing.T) {
+	doc, err := exec.Command("go", "doc", "-all", ".").Output()
+	if err != nil {
+		t.Fatalf("go doc: %v\n%s", err, said(err))
+	}
+	for line := range strings.Lines(string(doc)) {
+		if wireType.MatchString(line) {
+			t.Errorf("the API has a type of the wire or of the ABI: %s", strings.TrimSpace(line))
+		}
+	}
+	deps, err := exec.Command("go", "list", "-deps", ".").Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, said(err))
+	}
+	for path := range strings.FieldsSeq(string(deps)) {
+		if strings.HasSuffix(path, "kvhost/abi") || strings.Contains(path, "wazero") {
+			t.Errorf("the client needs %s", path)
+		}
+	}
+}
+
+// said is what a command that failed wrote to its standard error.
+func said(err error) []byte {
+	var failed *exec.ExitError
+	if errors.As(err, &failed) {
+		return failed.Stderr
+	}
+	return nil
 }

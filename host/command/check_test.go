@@ -2,12 +2,17 @@ package command
 
 import (
 	"encoding/json"
+	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // check reports what it found, as text and as JSON, leaves nothing behind, and exits with 9 when something cannot work.
@@ -62,4 +67,121 @@ func TestCheckWantsWhatTheHostTries(t *testing.T) {
 			t.Errorf("%s: cuFile %t, a direct route %t, %d bytes of a GPU's memory, want %+v", name, cfg.MayUseCuFile(), cfg.TriesDirect(cfg.Roots[0]), memory, c)
 		}
 	}
+}
+
+// What a start refuses, check refuses, for the same reason and with the same exit code; what a start takes, check takes, or
+// exits with 9 where the host serves and something configured cannot work.
+func TestCheckSaysWhatAStartWould(t *testing.T) {
+	dir := testenv.Dir(t)
+	other := filepath.Join(dir, "other") // another host's
+	testenv.OK(t, os.Mkdir(other, 0o700))
+	_, log, _ := startHost(t, other, "--root", "kv=8MiB", "--socket", "s", "--http-listen", anyPort)
+	port := httpAddress(t, log)
+	taken, err := net.Listen("unix", filepath.Join(dir, "taken"))
+	testenv.OK(t, err)
+	defer taken.Close()
+	for _, d := range []string{"nest/in/.kvhost", "loose", "is-root/.kvhost", "is-root/in", "real"} {
+		testenv.OK(t, os.MkdirAll(filepath.Join(dir, d), 0o700))
+	}
+	testenv.OK(t, os.Chmod(filepath.Join(dir, "loose"), 0o777))
+	testenv.OK(t, os.Symlink("real", filepath.Join(dir, "link")))
+	write(t, dir, "file", "")
+	write(t, dir, "short", "abcde")
+	write(t, dir, "token", strings.Repeat("x", 20))
+	write(t, dir, "not.wasm", "this is no module")
+	write(t, dir, "headers", "no header\n")
+	write(t, dir, "syntax.toml", "[log]\nlevel = \n")
+	write(t, dir, "key.toml", "[log]\nlevle = 'info'\n")
+	write(t, dir, "tenants.toml", "[[tenant]]\nid = '3'\nquota = '20%'\n[[tenant]]\nid = '3'\nquota = '10%'\n")
+	write(t, dir, "role.toml", "[[policy]]\nmodule = 'lru.wasm'\nroles = ['place']\n")
+	write(t, dir, "both.toml", "[[policy]]\nmodule = 'lru.wasm'\n[[policy]]\nmodule = 'fifo.wasm'\n")
+	write(t, dir, "setting.toml", "[[policy]]\nmodule = 'prefix.wasm'\n[policy.config]\nno_such_setting = 1\n")
+	write(t, dir, "digest.toml", "[[policy]]\nmodule = 'lru.wasm'\nsha256 = '"+strings.Repeat("0", 64)+"'\n")
+	write(t, dir, "shadow.toml", "[[policy]]\nmodule = 'fanout.wasm'\nshadow = true\n")
+	write(t, dir, "evict.toml", "[[root]]\npath = 'kv'\nevict = 'nothing'\n")
+	write(t, dir, "mount.toml", "[[root]]\npath = '/kvhost-is-not-here'\nrequire_mount = true\n")
+	write(t, dir, "alone.toml", "[[root]]\npath = '"+other+"/kv'\nshared = true\n")
+	const serves = 0 // and the process goes on
+	cache, err := policytest.CacheDir()
+	testenv.OK(t, err)
+	base := []string{"--socket", "s", "--http-listen", "", "--policy-cache", cache}
+	for n, test := range []struct {
+		args  string
+		check int // exit code; a start that is refused has the same
+		start int
+	}{
+		{"--config missing.toml", 12, 12}, {"--config syntax.toml", 12, 12}, {"--config key.toml", 12, 12},
+		{"--config tenants.toml", 12, 12}, {"--config evict.toml", 12, 12}, {"--log-level loud", 12, 12},
+		{"--root kv=1", 12, 12}, {"--max-memory 1MiB", 12, 12}, {"--no-such-flag", 12, 12}, {"--socket-users root", 12, 12},
+		{"--http-listen :80", 12, 12}, {"--http-listen 127.0.0.1:0 --http-tls-cert file", 12, 12},
+		{"--http-listen 127.0.0.1:0 --http-tls-cert nope --http-tls-key nope", 12, 12},
+		{"--http-listen 127.0.0.1:0 --http-tls-cert file --http-tls-key file", 12, 12},
+		{"--http-listen 127.0.0.1:0 --http-token-file nope", 12, 12}, {"--http-listen 127.0.0.1:0 --http-token-file short", 12, 12},
+		{"--otlp-endpoint http://127.0.0.1:1 --otlp-headers-file nope", 12, 12},
+		{"--otlp-endpoint http://127.0.0.1:1 --otlp-headers-file headers", 12, 12}, {"--otlp-endpoint grpc://x", 12, 12},
+		{"--http-listen " + port, 4, 4}, {"--socket other/s", 4, 4}, {"--socket taken", 4, 4},
+		{"--socket file", 11, 11}, {"--socket nope/s", 11, 11}, {"--socket file/s", 11, 11},
+		{"--root other/kv=8MiB", 3, 3}, {"--config alone.toml", 3, 3},
+		{"--root nope/kv=8MiB", 11, 11}, {"--root file=8MiB", 11, 11}, {"--root file/kv=8MiB", 11, 11}, {"--config mount.toml", 11, 11},
+		{"--root /proc/kv=8MiB", 11, 11},
+		{"--root nest=8MiB", 12, 12}, {"--root is-root/in=8MiB", 12, 12}, {"--root is-root/in/more=8MiB", 12, 12},
+		{"--root real=8MiB --root link=8MiB", 12, 12}, {"--root new=8MiB --root new/in=8MiB", 12, 12}, {"--root kv=8MiB --root kv=8MiB", 12, 12},
+		{"--policy nothing.wasm", 5, 5}, {"--policy not.wasm", 5, 5}, {"--policy-dir nope --policy lru.wasm", 5, 5},
+		{"--policy-cache file --policy lru.wasm", 5, 5}, {"--config role.toml", 5, 5}, {"--config both.toml", 5, 5},
+		{"--config setting.toml", 5, 5}, {"--config digest.toml", 5, 5}, {"--config shadow.toml", 5, 5},
+		{"--engine-max-staging-memory 900TiB", 11, 11},
+		{"--policy lru.wasm", 0, serves}, {"--http-listen 127.0.0.1:0 --http-token-file token", 0, serves}, {"--socket loose/s", 0, serves},
+		{"--root file=8MiB --root kv=8MiB", 9, serves}, {"--root kv=900TiB", 9, serves},
+	} {
+		t.Run(test.args, func(t *testing.T) {
+			before := names(t, dir)
+			args := base
+			if !strings.Contains(test.args, "--root") && !strings.Contains(test.args, "toml") {
+				args = append(args, "--root", fmt.Sprintf("kv%d=8MiB", n))
+			}
+			args = append(args, strings.Fields(test.args)...)
+			r := finish(t, command(t, dir, append([]string{"check"}, args...)...))
+			if r.code != test.check {
+				t.Errorf("check: exit code %d, want %d\n%s%s", r.code, test.check, r.stdout, r.stderr)
+			}
+			if after := names(t, dir); after != before {
+				t.Errorf("check left behind: %s, before %s", after, before)
+			}
+			if test.start == serves {
+				if _, _, stop := startHost(t, dir, args...); stop(syscall.SIGTERM) != serves {
+					t.Error("the host ended with another exit code than 0")
+				}
+				return
+			}
+			s := finish(t, command(t, dir, args...))
+			if s.code != test.start {
+				t.Errorf("start: exit code %d, want %d\n%s", s.code, test.start, s.stderr)
+			}
+			if why, said := reason(s.stderr), reason(r.stderr); why == "" || strings.TrimPrefix(said, "a host would not start: ") != why {
+				t.Errorf("the start refuses for %q, check for %q", why, said)
+			}
+		})
+	}
+}
+
+// names are the files below a directory.
+func names(t *testing.T, dir string) (list string) {
+	t.Helper()
+	testenv.OK(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		if !strings.Contains(path, "/other/") {
+			list += strings.TrimPrefix(path, dir) + " "
+		}
+		return err
+	}))
+	return list
+}
+
+// reason is the first line of standard error that is not of the log.
+func reason(stderr string) string {
+	for line := range strings.Lines(stderr) {
+		if text, ok := strings.CutPrefix(line, "kvhost: "); ok {
+			return strings.TrimSpace(text)
+		}
+	}
+	return ""
 }

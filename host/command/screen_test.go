@@ -2,14 +2,20 @@ package command
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"os/exec"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
-
-	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
 func TestScreen(t *testing.T) {
@@ -103,6 +109,181 @@ func TestBucketBounds(t *testing.T) {
 	} {
 		if got := bucketBound(c.q, bounds, c.buckets); got != c.want {
 			t.Errorf("quantile %v of %v: %v, want %v", c.q, c.buckets, got, c.want)
+		}
+	}
+}
+
+// terminal is a pseudo-terminal on which a command runs, and what the command has drawn there.
+type terminal struct {
+	screen *os.File
+
+	mu    sync.Mutex
+	drawn []byte
+	more  chan struct{} // receives after each read
+	ended chan struct{} // is closed when the last process has closed the terminal
+}
+
+// onTerminal starts a command in a session of its own whose terminal has 60 columns and 20 lines.
+func onTerminal(t *testing.T, cmd *exec.Cmd) *terminal {
+	t.Helper()
+	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatalf("open a pseudo-terminal: %v", err)
+	}
+	fd := int(screen.Fd())
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		err = unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 20, Col: 60})
+	}
+	if err != nil {
+		t.Fatalf("set up a pseudo-terminal: %v", err)
+	}
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatalf("open a pseudo-terminal: %v", err)
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
+	cmd.Env = append(cmd.Env, "TERM=xterm-256color")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	testenv.OK(t, cmd.Start())
+	tty.Close()
+	m := &terminal{screen: screen, more: make(chan struct{}, 1), ended: make(chan struct{})}
+	go m.read()
+	t.Cleanup(func() { cmd.Process.Kill(); <-m.ended; screen.Close() })
+	return m
+}
+
+func (m *terminal) read() {
+	defer close(m.ended)
+	b := make([]byte, 4<<10)
+	for {
+		n, err := m.screen.Read(b) // EIO when nothing holds the terminal any more
+		if err != nil {
+			return
+		}
+		m.mu.Lock()
+		m.drawn = append(m.drawn, b[:n]...)
+		m.mu.Unlock()
+		select {
+		case m.more <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (m *terminal) text() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return string(m.drawn)
+}
+
+// await waits until enough is drawn.
+func (m *terminal) await(t *testing.T, want string, enough func(string) bool) {
+	t.Helper()
+	for !enough(m.text()) {
+		select {
+		case <-m.more:
+		case <-m.ended:
+			t.Fatalf("want %s, and the command ended with %q", want, m.text())
+		}
+	}
+}
+
+// A command that draws nothing writes its lines to the terminal and no escape sequence: a query that a terminal does not
+// answer would hold up each command.
+func TestCommandsAskTheTerminalNothing(t *testing.T) {
+	cmd := command(t, shortDir(t), "version")
+	m := onTerminal(t, cmd)
+	<-m.ended
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("kvhost version on a terminal: want success, got %v", err)
+	}
+	if text := m.text(); !strings.HasPrefix(text, "kvhost ") || strings.Contains(text, "\x1b") {
+		t.Errorf("kvhost version on a terminal: want its lines alone, got %q", text)
+	}
+}
+
+// kvhost top draws again and again what fits the terminal, and leaves the terminal as it was.
+func TestTop(t *testing.T) {
+	dir := shortDir(t)
+	startHost(t, dir, "--policy", "lru.wasm", "--http-listen", "")
+	if r := finish(t, command(t, dir, "top")); r.code != exitUsage || !strings.Contains(r.stderr, "kvhost status") {
+		t.Errorf("kvhost top without a terminal: want exit code %d and the way to kvhost status, got %d and %q", exitUsage, r.code, r.stderr)
+	}
+	cmd := command(t, dir, "top", "--every", "100ms")
+	m := onTerminal(t, cmd)
+	const home = "\x1b[H"
+	m.await(t, "three frames", func(text string) bool { return strings.Count(text, home) > 3 })
+	if _, err := m.screen.WriteString("\x03"); err != nil { // Ctrl-C
+		t.Fatal(err)
+	}
+	<-m.ended
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("kvhost top, ended by Ctrl-C: want success, got %v", err)
+	}
+	text := m.text()
+	begins, ends := "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+	if !strings.Contains(text, begins) || !strings.HasSuffix(text, ends) {
+		t.Errorf("want the second screen entered with %q and left with %q, got %q", begins, ends, text)
+	}
+	frame := strings.Split(text, home)[2]
+	lines := strings.Split(frame, "\r\n")
+	if len(lines) < 5 || len(lines) > 20 || !strings.Contains(frame, "hit ratio -") {
+		t.Errorf("a frame: want the status in at most 20 lines, got %d lines: %q", len(lines), frame)
+	}
+	for _, l := range lines {
+		if plain := strings.NewReplacer("\x1b[K", "", "\x1b[J", "").Replace(l); len([]rune(plain)) > 60 {
+			t.Errorf("a frame: want lines of at most 60 columns, got %q", plain)
+		}
+	}
+}
+
+func TestProgress(t *testing.T) {
+	var out strings.Builder
+	now := time.Unix(1000, 0)
+	p := &progress{out: &out, unit: "files", width: 60, now: func() time.Time { return now }}
+	expect := func(what, want string) {
+		t.Helper()
+		if got := strings.TrimSpace(strings.TrimPrefix(out.String(), "\r")); got != want {
+			t.Errorf("line of progress %s: got %q, want %q", what, got, want)
+		}
+		out.Reset()
+	}
+	p.Begin(200)
+	now = now.Add(10 * time.Second)
+	p.Step(50, "1.25 GB")
+	expect("a quarter in 10 s", "50/200 files [=====---------------] 1.25 GB, 30s left")
+	now = now.Add(redraw / 2)
+	p.Step(50, "2.50 GB")
+	expect("again too soon", "")
+	now = now.Add(redraw)
+	p.Step(100, "")
+	expect("all", "200/200 files [====================] 2.50 GB")
+	p.Step(0, strings.Repeat("x", 200))
+	now = now.Add(redraw)
+	p.Step(10, "")
+	if line := strings.TrimPrefix(out.String(), "\r"); len(line) != p.width-1 {
+		t.Errorf("a line of %d columns on a terminal of %d", len(line), p.width)
+	}
+	out.Reset()
+	p.End()
+	expect("the end", "")
+}
+
+// What is printed has no names of packages, and what only looks like one stays.
+func TestPlain(t *testing.T) {
+	for text, want := range map[string]string{
+		"host: policy refused: x: policy: not found: x": "policy refused: x: not found: x",
+		"store: root is in use: /kv: staging: locked":   "root is in use: /kv: locked",
+		"bench: server: x":                       "x",
+		"/srv/store: is a file":                  "/srv/store: is a file",
+		"f.toml:3: config: bad value: log.level": "f.toml:3: bad value: log.level",
+	} {
+		if got := plainError(errors.New(text)); got != want {
+			t.Errorf("%q is printed as %q, want %q", text, got, want)
 		}
 	}
 }

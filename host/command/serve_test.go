@@ -10,9 +10,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/store/evictor"
 )
 
 // anyPort is an address to listen on. The kernel chooses the port when the host binds it, so that nobody else can take it
@@ -302,5 +304,32 @@ func TestMemoryByDefault(t *testing.T) {
 		if got := strings.Contains(r.stdout, "are the nearest level"); got != want {
 			t.Errorf("store.memory %s: check tells of memory: %v, want %v: %s", setting, got, want, r.stdout)
 		}
+	}
+}
+
+// The log for programs has durations and enumerations as the words that the log for people has.
+func TestJSONLogHasWords(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "log")
+	f, err := os.Create(name)
+	testenv.OK(t, err)
+	defer f.Close()
+	stderr := os.Stderr
+	os.Stderr = f
+	log, _ := newLog(&config.Log{Level: config.LevelInfo, Format: config.FormatJSON})
+	os.Stderr = stderr
+	log.Warn("a line", "after", 1480*time.Millisecond, "by", evictor.Loaded, "bytes", 7, "error", os.ErrNotExist)
+	text, err := os.ReadFile(name)
+	testenv.OK(t, err)
+	got := map[string]any{}
+	testenv.OK(t, json.Unmarshal(text, &got))
+	for key, want := range map[string]any{
+		"level": "WARN", "after": "1.48s", "by": evictor.Loaded.String(), "bytes": 7., "error": "file does not exist",
+	} {
+		if got[key] != want {
+			t.Errorf("%s is %v, want %v", key, got[key], want)
+		}
+	}
+	if _, err := time.Parse(time.RFC3339Nano, got["time"].(string)); err != nil {
+		t.Error(err)
 	}
 }

@@ -13,10 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/regular"
+	"github.com/kvhost/kvhost/host/kv"
+	"golang.org/x/sys/unix"
 )
 
 var update = flag.Bool("update", false, "write examples/kvhost.toml")
@@ -442,6 +443,199 @@ func TestSocketDir(t *testing.T) {
 		testenv.NoError(t, os.Remove(dir))
 		if left, err := os.ReadDir(temp); err != nil || len(left) > 0 || len(dir)+2 > MaxSocketPath {
 			t.Errorf("TMPDIR of %d bytes: %s, and %v is left in it, %v; want a path that is short enough, and nothing left", len(temp), dir, left, err)
+		}
+	}
+}
+
+// FuzzValues reads sizes, amounts and tenants, and writes them again.
+func FuzzValues(f *testing.F) {
+	for _, s := range []string{"", "0", "1.5GiB", "2TiB", "5%", "100.1%", "NaN%", "9223372036854775807", "9000PiB", "-1", "3-9", "*", "1e3KiB"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if n, err := ParseSize(text); err == nil {
+			if again, err := ParseSize(FormatSize(n)); n < 0 || err != nil || again != n {
+				t.Errorf("%q is %d, written %q, read %d, %v", text, n, FormatSize(n), again, err)
+			}
+		}
+		if a, err := parseAmount(text); err == nil {
+			if again, err := parseAmount(a.String()); a.Bytes < 0 || !(a.Part >= 0 && a.Part <= 1) || err != nil || a.Part == 0 && again != a {
+				t.Errorf("%q is %+v, written %q, read %+v, %v", text, a, a.String(), again, err)
+			}
+		}
+		if first, last, err := parseTenants(text); err == nil {
+			tenant := Tenant{First: first, Last: last}
+			if a, b, err := parseTenants(tenant.ID()); first > last || err != nil || a != first || b != last {
+				t.Errorf("%q is %d to %d, written %q", text, first, last, tenant.ID())
+			}
+		}
+	})
+}
+
+// Tools that read no configuration compile with the same limits.
+func TestCompileDefaults(t *testing.T) {
+	want := PolicyCompile{sandbox.DefaultMemory, sandbox.DefaultCPU, sandbox.DefaultTime}
+	if got := Default().PolicyCompile; got != want {
+		t.Errorf("default limits of compiling: got %+v, want %+v", got, want)
+	}
+}
+
+func TestMemoryBefore(t *testing.T) {
+	const gib = 1 << 30
+	for name, c := range map[string]struct {
+		setting   string
+		available int64
+		change    func(*Config)
+		want      int64
+	}{
+		"a quarter of what is available":         {"auto", 64 * gib, nil, 16 * gib},
+		"half of the roots":                      {"auto", 1000 * gib, nil, 50 * gib},
+		"a small machine":                        {"auto", 1000 << 20, nil, 0},
+		"a machine that does not say":            {"auto", 0, nil, 0},
+		"off":                                    {"0", 64 * gib, nil, 0},
+		"a size":                                 {"3GiB", 1 * gib, nil, 3 * gib},
+		"levels are arranged":                    {"auto", 64 * gib, func(c *Config) { c.Roots[1].Level = 1 }, 0},
+		"a root is in memory":                    {"auto", 64 * gib, func(c *Config) { c.Roots[1].Path = "memory:" }, 0},
+		"a publication promises a disk":          {"auto", 64 * gib, func(c *Config) { c.Store.Durability = DurabilityStrict }, 0},
+		"a size where levels are arranged":       {"1GiB", 64 * gib, func(c *Config) { c.Roots[1].Level = 1 }, 1 * gib},
+		"a size though a disk is promised later": {"1GiB", 64 * gib, func(c *Config) { c.Store.Durability = DurabilityStrict }, 1 * gib},
+	} {
+		l, err := Load(Source{Env: []string{"KVHOST_STORE_MEMORY=" + c.setting, "KVHOST_ROOT=/a=60GiB,/b=40GiB"}})
+		if err != nil {
+			t.Errorf("%s: store.memory = %s: %v", name, c.setting, err)
+			continue
+		}
+		if c.change != nil {
+			c.change(&l.Config)
+		}
+		if got := l.Config.MemoryBefore(c.available); got != c.want {
+			t.Errorf("%s: MemoryBefore(%d) = %d, want %d", name, c.available, got, c.want)
+		}
+	}
+}
+
+func TestWithMemory(t *testing.T) {
+	c := Default()
+	c.Roots = []Root{{Path: "/a", Capacity: 1 << 30}, {Path: "/b", Capacity: 1 << 30, Level: 1}}
+	with := c.WithMemory(1 << 20)
+	if err := with.Validate(); err != nil {
+		t.Errorf("a configuration with memory is not valid: %v", err)
+	}
+	if got := []int{with.Roots[0].Level, with.Roots[1].Level, with.Roots[2].Level}; got[0] != 1 || got[1] != 2 || got[2] != 0 ||
+		with.Roots[2].Kind() != Memory || with.Roots[2].Write != WriteThrough {
+		t.Errorf("roots with memory are %+v, want the memory nearest, written through, and the others one level farther", with.Roots)
+	}
+	if c.Roots[0].Level != 0 || len(c.Roots) != 2 || c.WithMemory(0) != c {
+		t.Errorf("the configuration itself has changed: %+v", c.Roots)
+	}
+}
+
+// TestPeers: what could be read on the way, or is no address, is refused by the key.
+func TestPeers(t *testing.T) {
+	for want, p := range map[string]Peers{
+		"":             {Hosts: "127.0.0.1:1, [::1]:2,a.example:3", Listen: "127.0.0.1:9477"},
+		"peers.cert":   {Listen: "127.0.0.1:9477", Cert: "c", Key: "k"},
+		"peers.listen": {Listen: "0.0.0.0:9477"},
+		"peers.hosts":  {Hosts: "127.0.0.1:1,192.0.2.1:9477"},
+		"peers.hosts:": {Hosts: "127.0.0.1"},
+	} {
+		var said []string
+		p.validate(func(path, _ string, _ ...any) { said = append(said, path) })
+		if got := strings.Join(said, " "); got != strings.TrimSuffix(want, ":") {
+			t.Errorf("%+v is refused by %q, want %q", p, got, want)
+		}
+	}
+	remote := Peers{Hosts: "192.0.2.1:9477", Listen: "0.0.0.0:9477", Cert: "c", Key: "k", CA: "a"}
+	remote.validate(func(path, format string, args ...any) { t.Errorf("%s: "+format, append([]any{path}, args...)...) })
+	if list := (&Peers{Hosts: " a:1, ,b:2,"}).List(); strings.Join(list, " ") != "a:1 b:2" {
+		t.Errorf("hosts %q, want a:1 and b:2", list)
+	}
+	c := Default()
+	c.Roots = []Root{{Path: "/kv", Capacity: 1 << 30, Level: maxLevel}}
+	c.Peers.Hosts = "127.0.0.1:1"
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "root[0].level") {
+		t.Errorf("a root of the highest level before that of peers: %v, want root[0].level refused", err)
+	}
+}
+
+func TestPins(t *testing.T) {
+	file := write(t,
+		"[session]\nmax_keys = 8\n[session.pins]\ndtype = \"bf16\"\ntensor_parallel = 8\nreplicated = true\n\"group.0\" = \"prefix x\"\n[session.pins.extra]\nlora = \"a # b\"\n")
+	l, err := Load(Source{File: file})
+	testenv.OK(t, err)
+	want := map[string]string{"dtype": "bf16", "tensor_parallel": "8", "replicated": "true", "group.0": "prefix x",
+		"extra.lora": "a # b"}
+	if got := l.Config.Session.Pins; !reflect.DeepEqual(got, want) {
+		t.Fatalf("pins %q, want %q", got, want)
+	}
+	var out bytes.Buffer
+	testenv.OK(t, l.Print(&out))
+	if !strings.Contains(out.String(), "\"dtype\" = \"bf16\" # file "+file+":4\n") {
+		t.Errorf("no origin in\n%s", out.String())
+	}
+	again, err := Load(Source{File: write(t, out.String())})
+	if err != nil || !reflect.DeepEqual(again.Config, l.Config) {
+		t.Errorf("read back %+v, %v", again, err)
+	}
+	l.Config.Clone().Session.Pins["dtype"] = "x"
+	if l.Config.Session.Pins["dtype"] != "bf16" {
+		t.Error("a clone shares the pins")
+	}
+}
+
+// The commented table of the example is valid configuration, and names every field.
+func TestExamplePins(t *testing.T) {
+	for _, name := range pinFields {
+		if !strings.Contains(examplePins, name) {
+			t.Errorf("the example does not mention %s", name)
+		}
+	}
+	_, table, _ := strings.Cut(examplePins, "#\n# ")
+	l, err := Load(Source{File: write(t, strings.ReplaceAll(table, "\n# ", "\n"))})
+	if err != nil || l.Config.Session.Pins["tensor_parallel"] != "8" {
+		t.Errorf("load the example: got %v, %v", l, err)
+	}
+}
+
+// The configuration knows the fields that a namespace has.
+func TestPinFields(t *testing.T) {
+	var have []string
+	for line := range strings.Lines((&kv.Namespace{}).Text()) {
+		name, _, _ := strings.Cut(line, "=")
+		have = append(have, name)
+	}
+	if want := slices.Sorted(slices.Values(pinFields)); !slices.Equal(have, want) {
+		t.Errorf("a namespace has %q, the configuration takes %q", have, want)
+	}
+}
+
+// Roots are taken as people spell them, and what is no directory says so.
+func TestRootsAsSpelled(t *testing.T) {
+	for _, c := range []struct{ text, path, refused string }{
+		{text: "/x/kv=64MiB", path: "/x/kv"},
+		{text: "/x/kv/=64MiB", path: "/x/kv"},
+		{text: "/x/kv//", path: "/x/kv"},
+		{text: "/x/dt=2026/kv=64MiB", path: "/x/dt=2026/kv"},
+		{text: "/x/dt=2026/kv", path: "/x/dt=2026/kv"},
+		{text: "/=1GiB", path: "/"},
+		{text: "./memory:=64MiB", path: "./memory:"},
+		{text: "./memroy:=64MiB", path: "./memroy:"},
+		{text: "./~/kv=64MiB", path: "./~/kv"},
+		{text: "/a:b/kv=64MiB", path: "/a:b/kv"},
+		{text: "memroy:=64MiB", refused: `"memroy:" is no kind of root`},
+		{text: "S3://bucket/x=64MiB", refused: `"S3://bucket/x" is no kind of root`},
+		{text: "~/kv=64MiB", refused: "only a shell knows the directory ~"},
+		{text: "/x/kv=64MiBB", refused: "64MiBB"},
+	} {
+		l, err := Load(Source{Flags: []Setting{{Key: "root", Value: c.text}, {Key: "store.memory", Value: "0"}}})
+		if c.refused != "" {
+			if err == nil || !strings.Contains(err.Error(), c.refused) {
+				t.Errorf("--root %s: got %v, want an error with %q", c.text, err, c.refused)
+			}
+			continue
+		}
+		if err != nil || l.Config.Roots[0].Path != c.path {
+			t.Errorf("--root %s: got %v, %v, want the path %q", c.text, l, err, c.path)
 		}
 	}
 }

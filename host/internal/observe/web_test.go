@@ -16,19 +16,21 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 // serve starts a server that ends with the test.
@@ -264,5 +266,157 @@ func TestListenErrors(t *testing.T) {
 		} else if process := fmt.Sprintf("in use by process %d;", os.Getpid()); name == "in use" && !strings.Contains(err.Error(), process) {
 			t.Errorf("an address in use: want %q, got %v", process, err)
 		}
+	}
+}
+
+// until waits for what a server reaches by itself.
+func until(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	testenv.Until(t, what, cond)
+}
+
+// Clients that ask and do not read hold a bounded number of connections, for a bounded time, and others get their answers.
+func TestSlowReadersAreClosed(t *testing.T) {
+	const most, clients = 8, 100
+	open := &budget.Connections{Max: most}
+	body := strings.Repeat("x", 4<<20) // more than sockets hold
+	s := serve(t, Config{
+		Connections: open, period: time.Hour, timeout: 200 * time.Millisecond,
+		Status: func() *proto.StatusResponse { return &proto.StatusResponse{Version: body} },
+	})
+	var list []net.Conn
+	for range clients {
+		c, err := net.Dial("tcp", s.Addr())
+		testenv.OK(t, err)
+		defer c.Close()
+		fmt.Fprintf(c, "GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+		list = append(list, c)
+	}
+	until(t, "the crowd's first connections are closed", func() bool { return open.Figures().Refused >= clients-most })
+	if n := open.Figures().Held; n > most {
+		t.Errorf("%d connections are open, want %d at most", n, most)
+	}
+	until(t, "answers that are not read end", func() bool { return open.Figures().Held == 0 })
+	for i, c := range list {
+		if n, _ := io.Copy(io.Discard, c); n >= int64(len(body)) {
+			t.Errorf("connection %d got all %d bytes after the time limit, want less", i, n)
+		}
+	}
+	if code, got, _ := get(t, http.DefaultClient, "http://"+s.Addr()+"/livez", ""); code != 200 || got != "ok\n" {
+		t.Errorf("/livez after the crowd: %d %q, want ok", code, got)
+	}
+}
+
+// However many ask, the figures are read a few times in a period, and the last ones are for all.
+func TestStatusIsReadForAll(t *testing.T) {
+	var reads atomic.Int32
+	s := serve(t, Config{Connections: &budget.Connections{Max: 64}, period: time.Hour, Status: func() *proto.StatusResponse {
+		return &proto.StatusResponse{Version: fmt.Sprint("read ", reads.Add(1))}
+	}})
+	var work sync.WaitGroup
+	for range 40 {
+		work.Go(func() {
+			for _, path := range []string{"/status", "/readyz"} {
+				if code, _, _ := get(t, http.DefaultClient, "http://"+s.Addr()+path, ""); code != 200 {
+					t.Errorf("%s: %d, want 200", path, code)
+				}
+			}
+		})
+	}
+	work.Wait()
+	if n := reads.Load(); n != mostReadings {
+		t.Errorf("the status was read %d times for 80 requests, want %d", n, mostReadings)
+	}
+	if _, body, _ := get(t, http.DefaultClient, "http://"+s.Addr()+"/status", ""); !strings.Contains(body, fmt.Sprint("read ", mostReadings)) {
+		t.Errorf("/status: %q, want the last reading", body)
+	}
+}
+
+// Without a token, a name that can be another site's gets nothing, and neither does a page of another site.
+func TestOtherSitesReadNothing(t *testing.T) {
+	s := serve(t, Config{})
+	ask := func(host, origin string) int {
+		q, err := http.NewRequest("GET", "http://"+s.Addr()+"/status", nil)
+		testenv.OK(t, err)
+		q.Host = host
+		if origin != "" {
+			q.Header.Set("Origin", origin)
+		}
+		r, err := http.DefaultClient.Do(q)
+		testenv.OK(t, err)
+		r.Body.Close()
+		return r.StatusCode
+	}
+	for _, c := range []struct {
+		host, origin string
+		want         int
+	}{
+		{s.Addr(), "", 200}, {"localhost:9476", "", 200}, {"[::1]:9476", "", 200}, {"node-7", "", 200}, {"192.0.2.7:9476", "", 200},
+		{s.Addr(), "http://" + s.Addr(), 200},
+		{"rebound.example.com:9476", "", 403}, {"rebound.example.com", "", 403}, {"127.0.0.1.example.com:9476", "", 403},
+		{s.Addr(), "http://example.com", 403}, {s.Addr(), "null", 403}, {s.Addr(), "://", 403},
+	} {
+		if got := ask(c.host, c.origin); got != c.want {
+			t.Errorf("Host %q, Origin %q: %d, want %d", c.host, c.origin, got, c.want)
+		}
+	}
+}
+
+// A label that is not UTF-8 leaves the other series, and its own, readable.
+func TestLabelsAreUTF8(t *testing.T) {
+	out := make(chan prometheus.Metric, 1)
+	series(out).put(rootMemory, 1, "/mnt/\xff", "used")
+	r := prometheus.NewRegistry()
+	r.MustRegister(constant{<-out})
+	s := serve(t, Config{Registry: r})
+	if code, body, _ := get(t, http.DefaultClient, "http://"+s.Addr()+"/metrics", ""); code != 200 || !strings.Contains(body, `{root="/mnt/�",state="used"} 1`) {
+		t.Errorf("/metrics: %d %q, want the series", code, body)
+	}
+}
+
+// constant collects one metric.
+type constant struct{ prometheus.Metric }
+
+func (constant) Describe(chan<- *prometheus.Desc)       {}
+func (c constant) Collect(out chan<- prometheus.Metric) { out <- c.Metric }
+
+// The host keeps the last five minutes of what the page draws over time, and no more.
+func TestHistoryIsTheLastFiveMinutesOfWhatIsDrawn(t *testing.T) {
+	h := &history{}
+	for n := range uint64(samplesKept + 7) {
+		s := status(n)
+		s.Uptime = durationpb.New(time.Duration(n) * sampleEvery)
+		s.Routes = append(s.Routes, s.Routes[0], &proto.RouteStatus{Direction: proto.Direction_DIRECTION_STORE, Bytes: 5})
+		h.add(s)
+	}
+	answer := httptest.NewRecorder()
+	h.ServeHTTP(answer, nil)
+	var got []struct {
+		Uptime   float64
+		Version  string
+		Counters map[string]uint64
+		Routes   []struct {
+			Direction string
+			Bytes     uint64
+		}
+		Policies []struct {
+			Name  string
+			Trial struct{ Hits uint64 }
+		}
+		Latencies []struct{ Buckets []uint64 }
+	}
+	testenv.OK(t, json.Unmarshal(answer.Body.Bytes(), &got))
+	if len(got) != samplesKept || got[0].Uptime != 7*sampleEvery.Seconds() {
+		t.Fatalf("got %d readings from %v s on, want %d from 14 s on", len(got), got[0].Uptime, samplesKept)
+	}
+	last, n := got[samplesKept-1], uint64(samplesKept+6)
+	if last.Version != "" || len(last.Counters) != 3 || last.Counters["lookup_hits"] != 75*n {
+		t.Errorf("the last reading is %+v, want three counters and no version", last)
+	}
+	if len(last.Routes) != 2 || last.Routes[0].Bytes != 2*n<<30 || last.Routes[1].Bytes != 5 || last.Routes[1].Direction != "store" {
+		t.Errorf("routes of the last reading: %+v, want one sum for each direction", last.Routes)
+	}
+	if len(last.Policies) != 1 || last.Policies[0].Name != "next" || last.Policies[0].Trial.Hits != 60*n || len(last.Latencies) != 1 {
+		t.Errorf("the last reading is %+v, want the shadow and one latency", last)
 	}
 }

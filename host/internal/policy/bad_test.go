@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
@@ -318,5 +319,231 @@ func TestSettings(t *testing.T) {
 	}
 	if _, err := (Config{"a=b": ""}).text(); !errors.Is(err, ErrConfig) {
 		t.Errorf("a setting with = in its key: got %v, want %v", err, ErrConfig)
+	}
+}
+
+// mortal is a module with all roles whose calls trap when a candidate's, query's or plane's first word is 13.
+func mortal() wasmtest.Assembly {
+	word := wasmtest.Join(wasmtest.I32(4096+2<<14), []byte{0x28, 2, 0}, wasmtest.I32(13), []byte{0x46, 0x04, 0x40, 0x00, 0x0b}) // if load(ARGS) == 13 { unreachable }
+	a := minimal(abi.RoleAdmit).
+		With(abi.ExportAdmit, "ii>I", word, []byte{0x20, 0, 0xad}).
+		With(abi.ExportPlace, "ii>I", word, wasmtest.Packed(abi.StatusDefault, 0)).
+		With(abi.ExportLayout, "ii>I", word, wasmtest.Packed(abi.StatusDefault, 0)).
+		With(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, wasmtest.I32(14), []byte{0x74}, wasmtest.I32(4096), []byte{0x6a})
+	a.Pages = 40
+	return a
+}
+
+func TestAdmitComesBack(t *testing.T) {
+	m := open(t, mortal(), Options{})
+	synctest.Test(t, func(t *testing.T) {
+		ad, err := m.NewAdmit(t.Context(), AdmitOptions{})
+		testenv.OK(t, err)
+		defer ad.Close()
+		ask := func(key uint64) (bool, bool) {
+			dst := []bool{false}
+			testenv.OK(t, ad.Admit([]abi.Candidate{{Key: key}}, dst))
+			return dst[0], ad.Stats().Builtin
+		}
+		if yes, builtin := ask(1); yes || builtin { // the guest's own answer is what stands in RESULT: no
+			t.Error(yes, builtin)
+		}
+		if yes, builtin := ask(13); !yes || !builtin {
+			t.Error("the built-in policy did not answer at once:", yes, builtin)
+		}
+		if yes, builtin := ask(1); !yes || !builtin {
+			t.Error("the built-in policy does not answer on:", yes, builtin)
+		}
+		time.Sleep(2 * firstPause)
+		synctest.Wait()
+		if yes, builtin := ask(1); yes || builtin {
+			t.Error("the module did not come back:", yes, builtin)
+		}
+		for n := 2; n <= maxFaults; n++ {
+			if yes, _ := ask(13); !yes {
+				t.Error("no answer at fault", n)
+			}
+			time.Sleep(firstPause << n)
+			synctest.Wait()
+		}
+		if err := m.Quarantined(); !errors.Is(err, ErrQuarantine) || !errors.Is(err, ErrFault) {
+			t.Errorf("after %d faults: %v", maxFaults, err)
+		}
+		time.Sleep(time.Hour)
+		if yes, builtin := ask(1); !yes || !builtin {
+			t.Error("a module in quarantine answers:", yes, builtin)
+		}
+		if got := ad.Stats().Faults; got != maxFaults {
+			t.Errorf("%d faults", got)
+		}
+	})
+}
+
+func TestFaultsAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &Module{name: "m", log: NativeModule("", nil, nil).log, code: &sandbox.Code{}}
+		for range 3 * maxFaults {
+			if v, pause := m.Failed(abi.RoleEvict, ErrFault); v != Restart || pause != firstPause {
+				t.Fatal(v, pause)
+			}
+			time.Sleep(faultWindow + time.Second)
+		}
+		for n := range maxFaults {
+			v, pause := m.Failed(abi.RoleEvict, ErrFault)
+			if last := n == maxFaults-1; last != (v == Quarantine) || !last && pause != firstPause<<n {
+				t.Error(n, v, pause)
+			}
+		}
+	})
+}
+
+func TestLayoutAndPlaceComeBack(t *testing.T) {
+	m := open(t, mortal(), Options{})
+	synctest.Test(t, func(t *testing.T) {
+		p, err := m.NewPlace(t.Context(), PlaceOptions{})
+		testenv.OK(t, err)
+		defer p.Close()
+		for id := range uint32(20) {
+			testenv.OK(t, p.Namespace(id, "x\n"))
+		}
+		path := func(ns uint32) error {
+			_, _, err := p.Path(&abi.PlaceQuery{Namespace: ns, KeyLen: 16}, nil)
+			return err
+		}
+		testenv.NoError(t, path(1))
+		if err := path(13); !errors.Is(err, ErrFault) {
+			t.Error(err)
+		}
+		if err := path(13); err != nil || !p.Stats().Builtin {
+			t.Error("the built-in name is not used at once:", err)
+		}
+		time.Sleep(2 * firstPause)
+		synctest.Wait()
+		if err := path(1); err != nil || p.Stats().Builtin {
+			t.Error("the module did not come back:", err)
+		}
+		for m.Quarantined() == nil {
+			if err := path(13); !errors.Is(err, ErrFault) {
+				t.Fatal("no guest is started any more:", err)
+			}
+			time.Sleep(firstPause << maxFaults)
+			synctest.Wait()
+		}
+		time.Sleep(time.Hour)
+		if err := path(13); err != nil || !p.Stats().Builtin {
+			t.Error("a module in quarantine is asked:", err)
+		}
+	})
+}
+
+func TestStopOnFault(t *testing.T) {
+	var why []error
+	m := open(t, mortal(), Options{OnFault: Stop, Stop: func(err error) { why = append(why, err) }})
+	ad, err := m.NewAdmit(t.Context(), AdmitOptions{})
+	testenv.OK(t, err)
+	defer ad.Close()
+	l, err := m.NewPlace(t.Context(), PlaceOptions{})
+	testenv.OK(t, err)
+	defer l.Close()
+	if err := ad.Admit([]abi.Candidate{{Key: 13}}, make([]bool, 1)); !errors.Is(err, ErrFault) {
+		t.Errorf("the call that faults: got %v, want %v", err, ErrFault)
+	}
+	if err := ad.Admit([]abi.Candidate{{Key: 1}}, make([]bool, 1)); !errors.Is(err, ErrFault) {
+		t.Errorf("a call after the fault: got %v, want %v", err, ErrFault)
+	}
+	if _, _, err := l.Path(&abi.PlaceQuery{Namespace: 13, KeyLen: 8}, nil); !errors.Is(err, ErrFault) {
+		t.Errorf("a call of another role after the fault: got %v, want %v", err, ErrFault)
+	}
+	if len(why) != 1 || !errors.Is(why[0], ErrFault) || !errors.Is(why[0], ErrQuarantine) {
+		t.Errorf("told %v", why)
+	}
+}
+
+// grower takes all memory that it gets, page by page, in kv_init. It stays legal unless it traps at the end.
+func grower(trap bool) wasmtest.Assembly {
+	grow := wasmtest.Join([]byte{0x03, 0x40}, wasmtest.I32(1), []byte{0x40, 0}, wasmtest.I32(-1), []byte{0x47, 0x0d, 0, 0x0b}) // until memory.grow says -1
+	end := wasmtest.I32(0)
+	if trap {
+		end = unreachable
+	}
+	a := minimal(abi.RoleEvict).With(abi.ExportInit, "i>i", grow, end)
+	a.Manifest = `{"name":"grower","version":"1","abi":1,"roles":["evict"],"memory_pages":65536}`
+	return a
+}
+
+func TestOperatorLimitsMemory(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		opt   Options
+		slots uint32
+		want  uint64
+	}{
+		{"default", Options{}, 0, 64 << 20},
+		{"default with slots", Options{}, 1 << 20, 192 << 20},
+		{"the operator's", Options{MemoryPages: 100}, 1 << 20, 100 << 16},
+		{"more than the default", Options{MemoryPages: 5000}, 0, 5000 << 16},
+	} {
+		p, err := open(t, grower(false), c.opt).Probe(t.Context(), ProbeOptions{Role: abi.RoleEvict, MaxSlots: c.slots})
+		testenv.OK(t, err)
+		if got := p.MemoryBytes(); got != c.want {
+			t.Errorf("%s: %d bytes, want %d", c.name, got, c.want)
+		}
+		p.Close()
+	}
+}
+
+// All instances together stay within one budget, whatever their modules, and give it back.
+func TestMemoryBudget(t *testing.T) {
+	budget := sandbox.NewMemoryBudget(80 << 20)
+	opt := Options{Memory: budget}
+	options := ProbeOptions{Role: abi.RoleEvict}
+	first, err := open(t, grower(false), opt).Probe(t.Context(), options)
+	testenv.OK(t, err)
+	second, err := open(t, grower(false), opt).Probe(t.Context(), options)
+	testenv.OK(t, err)
+	if budget.Used() != 80<<20 || first.MemoryBytes()+second.MemoryBytes() != 80<<20 {
+		t.Errorf("%d used, by %d and %d", budget.Used(), first.MemoryBytes(), second.MemoryBytes())
+	}
+	if _, err := open(t, minimal(abi.RoleEvict), opt).NewEvict(t.Context(), EvictOptions{MaxSlots: 1}); !errors.Is(err, ErrMemory) || !strings.Contains(err.Error(), "policy_memory") {
+		t.Errorf("without any memory left: %v", err)
+	}
+	second.Close()
+	_, err = open(t, grower(true), opt).NewEvict(t.Context(), EvictOptions{MaxSlots: 1})
+	if !errors.Is(err, ErrFault) || !strings.Contains(err.Error(), "policy_memory allows 80 for all policies") {
+		t.Errorf("a guest that traps for want of memory: %v", err)
+	}
+	first.Close()
+	if used := budget.Used(); used != 0 {
+		t.Errorf("%d bytes used by nobody", used)
+	}
+}
+
+// What each role's instances have adds up to what all have, also where an instance takes over from another.
+func TestMemoryOfEachRole(t *testing.T) {
+	budget := sandbox.NewMemoryBudget(80 << 20)
+	opt := Options{Memory: budget}
+	state := State{Format: "k/1", Data: word(1)}
+	evict, err := open(t, keeper(abi.RoleEvict, "k/1"), opt).NewEvict(t.Context(), EvictOptions{MaxSlots: 10, State: state})
+	if err != nil || !evict.Loaded() {
+		t.Fatal(err)
+	}
+	admit, err := open(t, keeper(abi.RoleAdmit, "k/1"), opt).NewAdmit(t.Context(), AdmitOptions{State: state})
+	testenv.OK(t, err)
+	m := open(t, mortal(), opt)
+	place, err := m.NewPlace(t.Context(), PlaceOptions{})
+	testenv.OK(t, err)
+	of := func(s Stats) uint64 { return s.Memory }
+	e, a, p := of(evict.Stats()), of(admit.Stats()), of(place.Stats())
+	if e == 0 || a == 0 || p == 0 || e+a+p != budget.Used() {
+		t.Errorf("evict %d, admit %d, place %d, all %d", e, a, p, budget.Used())
+	}
+	if _, _, err := place.Path(&abi.PlaceQuery{Namespace: 13, KeyLen: 16}, nil); !errors.Is(err, ErrFault) || of(place.Stats()) != 0 {
+		t.Errorf("%d bytes after %v", of(place.Stats()), err)
+	}
+	evict.Close()
+	admit.Close()
+	place.Close()
+	if e, a := of(evict.Stats()), of(admit.Stats()); e+a+budget.Used() != 0 {
+		t.Errorf("at the end: evict %d, admit %d, all %d", e, a, budget.Used())
 	}
 }

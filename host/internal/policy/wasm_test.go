@@ -2,15 +2,22 @@ package policy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/kvhost/kvhost/plugins/fifo"
 	"github.com/kvhost/kvhost/plugins/layermajor"
@@ -142,4 +149,155 @@ func newEvict(t testing.TB, m *Module, slots uint32) *Evict {
 	testenv.OK(t, err)
 	t.Cleanup(func() { e.Close() })
 	return e
+}
+
+func openCache(t testing.TB, dir string) *sandbox.Cache {
+	t.Helper()
+	c, err := sandbox.OpenCache(dir)
+	testenv.OK(t, err)
+	t.Cleanup(func() { c.Close(context.Background()) })
+	return c
+}
+
+func only(t testing.TB, pattern string) string {
+	t.Helper()
+	names, err := filepath.Glob(pattern)
+	if err != nil || len(names) != 1 {
+		t.Fatalf("files like %s: got %v, %v, want one", pattern, names, err)
+	}
+	return names[0]
+}
+
+// A module that was compiled before is taken from the cache, works, and is compiled anew when what was kept is damaged.
+func TestCacheKeepsModules(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	use := func() {
+		t.Helper()
+		m, err := openBytes(t, minimal(abi.RoleEvict).With(abi.ExportStep, "ii>I", unreachable).Bytes(), Options{Cache: openCache(t, dir)})
+		testenv.OK(t, err)
+		e := newEvict(t, m, 10)
+		testenv.NoError(t, e.Event(abi.Event{}))
+		if _, err := e.Victims(abi.Ask{MaxVictims: 1}, make([]uint32, 1)); !errors.Is(err, ErrFault) {
+			t.Error(err)
+		}
+		if e.Stats().Fuel == 0 {
+			t.Error("not metered")
+		}
+	}
+	use()
+	verdict, machine := only(t, dir+"/*.module/verdict"), only(t, dir+"/*.module/wazero-*/*")
+	info, err := os.Stat(verdict)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Error(info.Mode(), err)
+	}
+	use()
+	again, err := os.Stat(verdict)
+	if err != nil || again.ModTime() != info.ModTime() {
+		t.Error("the verdict was made anew", err)
+	}
+	for _, name := range []string{verdict, machine} {
+		b, err := os.ReadFile(name)
+		testenv.OK(t, err)
+		for _, at := range []int{0, len(b) / 2, len(b) - 1} {
+			bad := append([]byte{}, b...)
+			bad[at] ^= 1
+			if name == machine && at == len(b)/2 {
+				bad = bad[:at]
+			}
+			testenv.OK(t, os.WriteFile(name, bad, 0o600))
+			use()
+		}
+	}
+}
+
+func TestCacheKeepsRefusals(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "c")
+	var texts []string
+	for range 2 {
+		_, err := openBytes(t, minimal(abi.RoleEvict).With(abi.ExportInit, "i>i").Bytes(), Options{Cache: openCache(t, dir)})
+		if !errors.Is(err, ErrBadModule) {
+			t.Fatal(err)
+		}
+		texts = append(texts, err.Error())
+	}
+	if texts[0] != texts[1] || !strings.Contains(texts[0], "kv_init") {
+		t.Errorf("the refusal and the cached one are %q", texts)
+	}
+	if b, err := os.ReadFile(only(t, dir+"/*.module/verdict")); err != nil || !strings.Contains(string(b), "kv_init") {
+		t.Errorf("the stored verdict is %q, %v", b, err)
+	}
+}
+
+// A start that is cancelled does not blame the module.
+func TestCancelledCompilation(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := load(ctx, "x.wasm", newFile("", minimal(abi.RoleEvict).Bytes()), Options{})
+	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), "x.wasm") {
+		t.Errorf("loading with a cancelled context: got %v", err)
+	}
+}
+
+func TestCacheMustBePrivate(t *testing.T) {
+	open := t.TempDir()
+	testenv.OK(t, os.Chmod(open, 0o755))
+	file := filepath.Join(t.TempDir(), "file")
+	testenv.OK(t, os.WriteFile(file, nil, 0o600))
+	link := filepath.Join(t.TempDir(), "link")
+	testenv.OK(t, os.Symlink(open, link))
+	for dir, says := range map[string]string{open: "chmod 700", link: "not a directory", file: "not a directory", file + "/x": ""} {
+		if _, err := sandbox.OpenCache(dir); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), says) {
+			t.Errorf("opening a cache in %s: got %v, want %q", dir, err, says)
+		}
+	}
+	if os.Geteuid() == 0 {
+		other := filepath.Join(t.TempDir(), "other")
+		testenv.OK(t, errors.Join(os.Mkdir(other, 0o700), os.Chown(other, 12345, 12345)))
+		if _, err := sandbox.OpenCache(other); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), "another user") {
+			t.Error(err)
+		}
+	}
+}
+
+// A cache has the code of modules that are open, and on disk that of others: a host that swaps for years keeps no more.
+func TestClosedModulesLeaveNothing(t *testing.T) {
+	testenv.Slow(t)
+	for _, dir := range []string{"", filepath.Join(t.TempDir(), "c")} {
+		cache := openCache(t, dir)
+		code := func() (bytes uint64) { // it is mapped, and nothing else that may be executed has no file
+			for range 4 {
+				runtime.GC()
+				time.Sleep(10 * time.Millisecond)
+			}
+			b, err := os.ReadFile("/proc/self/maps")
+			testenv.OK(t, err)
+			for line := range strings.Lines(string(b)) {
+				var from, to uint64
+				if f := strings.Fields(line); len(f) == 5 && strings.Contains(f[1], "x") {
+					if _, err := fmt.Sscanf(f[0], "%x-%x", &from, &to); err != nil {
+						t.Fatal(err)
+					}
+					bytes += to - from
+				}
+			}
+			return bytes
+		}
+		open := func(n int) {
+			a := minimal(abi.RoleEvict).With(abi.ExportStep, "ii>I", wasmtest.I32(int32(n)), drop, wasmtest.I64(0))
+			m, err := load(t.Context(), "x.wasm", newFile("", a.Bytes()), Options{Cache: cache})
+			if err == nil {
+				err = m.Close(t.Context())
+			}
+			testenv.OK(t, err)
+		}
+		open(0)
+		before := code()
+		const n = 60
+		for i := range n {
+			open(i + 1)
+		}
+		if after := code(); after > before+n/3*4096 {
+			t.Errorf("cache %q: %d bytes of code, %d after %d modules more were opened and closed", dir, before, after, n)
+		}
+	}
 }

@@ -1,10 +1,12 @@
 package replay
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/trace"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // A conversation stays with its session, though it shares a system prompt with all others.
@@ -64,5 +66,61 @@ func TestWorkIsSpread(t *testing.T) {
 	d := newDealer(2)
 	for range 3 {
 		d.Deal(nil) // a prompt shorter than a block
+	}
+}
+
+func TestKeysAreChained(t *testing.T) {
+	a, b := ChainKeys(nil, []uint64{1, 2, 3, 4}), ChainKeys(nil, []uint64{1, 2, 9, 4})
+	if a[0] != b[0] || a[1] != b[1] {
+		t.Error("a shared prefix has other keys")
+	}
+	if a[2] == b[2] || a[3] == b[3] {
+		t.Error("different prefixes share a key")
+	}
+	if a[0] == kv.Root {
+		t.Error("a key is the root")
+	}
+}
+
+func TestShapes(t *testing.T) {
+	for _, test := range []struct {
+		shape          Shape
+		layers, blocks int
+		page           uint32
+		entry          int64
+	}{
+		{Shape{Ranks: 1, ChunkBytes: 64 << 10}, 2, 2, 16 << 10, 4096 + 4096 + 64<<10},
+		{Shape{Ranks: 2, ChunkBytes: 64 << 10}, 2, 2, 16 << 10, 2 * (4096 + 4096 + 64<<10)},
+		{Shape{Ranks: 1, ChunkBytes: 4096}, 1, 1, 4096, 3 * 4096},
+		{Shape{Ranks: 1, ChunkBytes: 3 * 1000, PageBytes: 1000}, 1, 3, 1000, 3 * 4096},
+		{Shape{Ranks: 1, ChunkBytes: 2 << 20, PageBytes: 64 << 10, Layers: 8}, 8, 4, 64 << 10, 4096 + 4096 + 2<<20},
+		// 1,024 extents of 64 KiB need two pages of checksums.
+		{Shape{Ranks: 1, ChunkBytes: 64 << 20, PageBytes: 64 << 10, Layers: 1}, 1, 1024, 64 << 10,
+			4096 + 8192 + 64<<20},
+	} {
+		g, err := test.shape.Geometry()
+		if err != nil {
+			t.Fatalf("the geometry of %+v: %v", test.shape, err)
+		}
+		if len(g.Planes) != test.layers || int(g.Blocks) != test.blocks || g.Planes[0].PageBytes != test.page {
+			t.Errorf("%+v: %d layers, %d blocks, pages of %d", test.shape, len(g.Planes), g.Blocks,
+				g.Planes[0].PageBytes)
+		}
+		entry, err := test.shape.EntryBytes(t.Context(), nil, nil)
+		if err != nil || entry != test.entry {
+			t.Errorf("%+v: entry of %d bytes, %v; want %d", test.shape, entry, err, test.entry)
+		}
+	}
+	for _, bad := range []Shape{
+		{Ranks: 0, ChunkBytes: 4096}, {Ranks: kv.MaxRanks + 1, ChunkBytes: 4096}, {Ranks: 1},
+		{Ranks: 1, ChunkBytes: 100, PageBytes: 64},
+		{Ranks: 1, ChunkBytes: 4096, PageBytes: 8192}, {Ranks: 1, ChunkBytes: 4096, PageBytes: 1024, Layers: 3},
+		{Ranks: 1, ChunkBytes: -1},
+		{Ranks: 1, ChunkBytes: 4096, PageBytes: -4096}, {Ranks: 1, ChunkBytes: 4096, Layers: -1},
+		{Ranks: 1, ChunkBytes: 1 << 40, PageBytes: 1},
+	} {
+		if _, err := bad.Namespace(); !errors.Is(err, ErrOptions) {
+			t.Errorf("the namespace of %+v: got %v, want %v", bad, err, ErrOptions)
+		}
 	}
 }

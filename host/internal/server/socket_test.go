@@ -1,7 +1,9 @@
 package server
 
 import (
+	"encoding/binary"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -9,7 +11,11 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/budget"
+	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
+	"github.com/kvhost/kvhost/host/internal/store"
 )
 
 func TestSockets(t *testing.T) {
@@ -65,5 +71,176 @@ func TestSockets(t *testing.T) {
 	}
 	if err := serve("/" + strings.Repeat("x", 110)); !errors.Is(err, socket.ErrPath) {
 		t.Errorf("long: %v", err)
+	}
+}
+
+// wire is a connection whose client writes HTTP/2 frames itself.
+type wire struct {
+	net.Conn
+	t testing.TB
+}
+
+func (r *rig) wire() *wire {
+	r.t.Helper()
+	c, err := net.Dial("unix", r.socket)
+	testenv.OK(r.t, err)
+	r.t.Cleanup(func() { c.Close() })
+	w := &wire{c, r.t}
+	w.write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+	w.frame(4, 0, 0, nil) // SETTINGS
+	return w
+}
+
+// write reports whether the host still takes what the client writes.
+func (w *wire) write(p []byte) bool {
+	w.SetWriteDeadline(testenv.Deadline(w.t))
+	_, err := w.Write(p)
+	return err == nil
+}
+
+func (w *wire) frame(kind, flags byte, stream uint32, payload []byte) bool {
+	head := []byte{byte(len(payload) >> 16), byte(len(payload) >> 8), byte(len(payload)), kind, flags}
+	return w.write(append(binary.BigEndian.AppendUint32(head, stream), payload...))
+}
+
+// call begins a call with HEADERS.
+func (w *wire) call(stream uint32, method string) bool {
+	var block []byte
+	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "localhost"},
+		{"content-type", "application/grpc"}, {"te", "trailers"}} {
+		block = append(block, 0, byte(len(h[0]))) // a literal that is not indexed
+		block = append(append(append(block, h[0]...), byte(len(h[1]))), h[1]...)
+	}
+	return w.frame(1, 4, stream, block) // END_HEADERS
+}
+
+// begin sends a message's head, and its first bytes in frames of a size.
+func (w *wire) begin(stream, message uint32, bytes, frame int) bool {
+	payload := append(binary.BigEndian.AppendUint32([]byte{0}, message), make([]byte, bytes)...)
+	for len(payload) > 0 {
+		n := min(len(payload), frame)
+		if !w.frame(0, 0, stream, payload[:n]) {
+			return false
+		}
+		payload = payload[n:]
+	}
+	return true
+}
+
+// Parts of messages on many streams and connections take no more than their part of the memory, however they are cut into
+// frames. The connections that exceed it are told why, others are served, and all is given back.
+func TestPartsOfMessagesAreBounded(t *testing.T) {
+	const limit, message, bytes, connections = 8 << 20, 800 << 10, 200 << 10, 16
+	arriving := budget.OfArriving(limit, 32)
+	r := newRig(t, func(c *Config, _ *store.Config) {
+		c.Limits.Sessions, c.Limits.MessageBytes, c.Arriving = 32, message, arriving
+	})
+	p := r.dial(func(h *client.Hello) { h.Engine = "honest" })
+	p.save(0, 4)
+	before := heap()
+	var list []*wire
+	for range connections {
+		w := r.wire()
+		list = append(list, w)
+		for i := range uint32(8) {
+			method := []string{proto.EngineService_Session_FullMethodName, proto.StatusService_Status_FullMethodName}[i%2]
+			if !w.call(2*i+1, method) || !w.begin(2*i+1, message, bytes, 16<<10) {
+				break
+			}
+		}
+	}
+	until(t, "connections are closed", func() bool { return arriving.Figures(0).Refused > 0 })
+	if f := arriving.Figures(0); f.Held > limit {
+		t.Errorf("what arrives: got %+v, want it within the limit", f)
+	}
+	if grown := heap() - before; grown > 4*limit { // a session takes more than its messages, and some are refused late
+		t.Errorf("%d MiB more are in use", grown>>20)
+	}
+	p.check(4)
+	closed := 0
+	for _, w := range list {
+		w.SetReadDeadline(testenv.Deadline(t))
+		_ = w.frame(6, 0, 0, make([]byte, 8)) // PING, whose answer ends what can be read
+		text, err := readUntilPong(w)
+		if err != nil && strings.Contains(text, "memory of connections") && strings.Contains(text, "max_memory") {
+			closed++
+		}
+		w.Close()
+	}
+	if closed == 0 {
+		t.Error("no connection was told why it is closed")
+	}
+	until(t, "all is given back", func() bool { return arriving.Figures(0).Held == 0 })
+
+	w := r.wire()
+	w.call(1, proto.EngineService_Session_FullMethodName)
+	w.begin(1, message, 100, 1) // of one byte each
+	w.SetReadDeadline(testenv.Deadline(t))
+	if text, err := io.ReadAll(w); !strings.Contains(string(text), "frames are too small") {
+		t.Errorf("connection with small frames: got %q, %v", text, err)
+	}
+	until(t, "all is given back", func() bool { return arriving.Figures(0).Held == 0 })
+	p.check(4)
+	many := keys(message/32 - 100) // nearly the largest message, ten times
+	for range 10 {
+		if _, err := p.Lookup(t.Context(), client.LookupRequest{Keys: many}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "all is given back", func() bool { return arriving.Figures(0).Held == 0 })
+}
+
+// Answers that a client does not read are charged to its connection until they are written, not wanted any more or lost with
+// the connection. Those that exceed the budget are refused.
+func TestAnswersAreBounded(t *testing.T) {
+	for how, over := range map[string]func(w *wire, stream uint32){
+		"read":      func(w *wire, stream uint32) { w.frame(8, 0, stream, []byte{0, 1, 0, 0}) }, // WINDOW_UPDATE
+		"reset":     func(w *wire, stream uint32) { w.frame(3, 0, stream, []byte{0, 0, 0, 8}) },
+		"connected": func(w *wire, _ uint32) { w.Close() },
+	} {
+		arriving := budget.OfArriving(256<<10, 32)
+		r := newRig(t, func(c *Config, _ *store.Config) { c.Limits.Sessions, c.Arriving = 32, arriving })
+		var list []*wire
+		for len(list) < 32 && arriving.Figures(0).Refused == 0 {
+			w := r.wire()
+			list = append(list, w)
+			w.frame(4, 0, 0, []byte{0, 4, 0, 0, 0, 0}) // SETTINGS: streams have no window
+			held := arriving.Figures(0).Parts["answers"]
+			for i := range uint32(8) {
+				w.call(2*i+1, proto.StatusService_Status_FullMethodName)
+				w.frame(0, 1, 2*i+1, make([]byte, 5)) // an empty message, the last
+			}
+			until(t, "answers are charged", func() bool {
+				f := arriving.Figures(0)
+				return f.Parts["answers"] >= held+8*256 || f.Refused > 0
+			})
+		}
+		if f := arriving.Figures(0); f.Refused == 0 || f.Held > f.Limit {
+			t.Errorf("%s: %d connections with answers that are not read: %+v, want refusals within the limit", how, len(list), f)
+		}
+		for _, w := range list {
+			for i := range uint32(8) {
+				over(w, 2*i+1)
+			}
+		}
+		until(t, "all answers are given back: "+how, func() bool { return arriving.Figures(0).Parts["answers"] == 0 })
+	}
+}
+
+// readUntilPong reads frames until the answer to a PING, or the end.
+func readUntilPong(r io.Reader) (text string, err error) {
+	for {
+		var head [9]byte
+		if _, err := io.ReadFull(r, head[:]); err != nil {
+			return text, err
+		}
+		payload := make([]byte, int(head[0])<<16|int(head[1])<<8|int(head[2]))
+		if _, err := io.ReadFull(r, payload); err != nil {
+			return text, err
+		}
+		text += string(payload)
+		if head[3] == 6 && head[4] == 1 {
+			return text, nil
+		}
 	}
 }

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -27,6 +28,36 @@ func TestLayerwiseBlocksAreCheckedFirst(t *testing.T) {
 	for i, wrong := range []bool{false, true, true} {
 		if err := l.chunks[i].err; errors.Is(err, ErrBlocks) != wrong {
 			t.Errorf("chunk %d: %v", i, err)
+		}
+	}
+}
+
+// The first layer comes alone, then as many as have landed, up to what a launch is worth.
+func TestPartsOfAnOrder(t *testing.T) {
+	llama, mla := kv.Uniform(16, 32, 1, 64<<10), kv.Uniform(16, 61, 1, 18432)
+	for _, c := range []struct {
+		name string
+		geo  kv.Geometry
+		most int
+		want []int // layers of each part
+	}{
+		{"four of 1 MiB fit", llama, 4 << 20, []int{1, 1, 2, 4, 4, 4, 4, 4, 4, 4}},
+		{"none fits", llama, 1 << 19, slices.Repeat([]int{1}, 32)},
+		{"small layers", mla, 4 << 20, []int{1, 1, 2, 4, 8, 8, 8, 8, 8, 8, 5}},
+		{"one layer", kv.Uniform(1, 1, 1, 4096), 4 << 20, []int{1}},
+	} {
+		order := LayersOf(c.geo)
+		slices.Reverse(order)
+		var got []int
+		at := 0
+		for _, p := range partsOf(c.geo, order, c.most) {
+			if p.lo != at || p.hi <= p.lo {
+				t.Fatalf("%s: a part of %+v after %d layers", c.name, p, at)
+			}
+			got, at = append(got, p.hi-p.lo), p.hi
+		}
+		if !slices.Equal(got, c.want) || at != len(order) {
+			t.Errorf("%s: parts of %v layers, want %v", c.name, got, c.want)
 		}
 	}
 }

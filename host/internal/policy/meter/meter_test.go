@@ -2,17 +2,18 @@ package meter
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
-
-	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 )
 
 func instantiate(t testing.TB, wasm []byte) api.Module {
@@ -233,4 +234,52 @@ func TestRefillNeedsTheOriginalValidated(t *testing.T) {
 	if _, err := rt.CompileModule(ctx, inject(t, refill)); err != nil {
 		t.Fatalf("the metered form does not compile, so the order would not matter: %v", err)
 	}
+}
+
+// Forms that were kept on disk must not outlive a change of the rewriter.
+func TestVersionNamesTheForm(t *testing.T) {
+	h := sha256.New()
+	h.Write(inject(t, single(body(0, opLocalGet, 0, 0x10, 0))))
+	for seed := range uint64(50) {
+		code := emitAll(nil, generate(rand.New(rand.NewPCG(seed, 7)), 5, 0, 0))
+		h.Write(inject(t, single(body(locals-1+3, append(code, opLocalGet, 0)...))))
+	}
+	for seed := range uint64(20) {
+		_, code := enteredProgram(seed)
+		h.Write(inject(t, named(body(locals-1+3, code...), "f")))
+	}
+	h.Write(inject(t, tabled([]byte{0, 10}, body(0, opLocalGet, 0))))
+	const want = "6 8e4d143f4ce520d8"
+	if got := fmt.Sprintf("%d %x", Version, h.Sum(nil)[:8]); got != want {
+		t.Errorf("metered forms are %s, were %s: raise Version and note the new digest here", got, want)
+	}
+}
+
+func sized(b []byte) []byte { return append(appendU32(nil, uint32(len(b))), b...) }
+
+// body is a function with the given number of i32 locals.
+func body(locals uint32, code ...byte) []byte {
+	decl := []byte{0}
+	if locals > 0 {
+		decl = append(appendU32([]byte{1}, locals), valI32)
+	}
+	return sized(append(decl, append(code, opEnd)...))
+}
+
+// parts are those of a module with one memory page and one exported function f: (i32) -> i32.
+func parts(f []byte) wasmtest.Assembly {
+	return wasmtest.Assembly{Funcs: []wasmtest.Function{{Name: "f", Sig: "i>i"}}}.
+		Replacing(secMemory, wasmtest.Vector([]byte{1, 1, 16})).Replacing(secCode, wasmtest.Vector(f))
+}
+
+func single(f []byte) []byte { return parts(f).Bytes() }
+
+// tabled is single with one table of functions, whose limits are given, 16 elements and 128 bytes to fill it and memory
+// from.
+func tabled(limits []byte, f []byte) []byte {
+	elements := []byte{1, 0} // passive, of functions
+	elements = append(elements, wasmtest.Vector(slices.Repeat([][]byte{{0}}, 16)...)...)
+	return parts(f).Replacing(secTable, wasmtest.Vector(append([]byte{valFuncref}, limits...))).
+		Replacing(secElement, wasmtest.Vector(elements)).Replacing(secDataCount, []byte{1}).
+		Replacing(secData, wasmtest.Vector(append([]byte{1}, sized(make([]byte, 128))...))).Bytes()
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
@@ -110,5 +111,57 @@ func TestBroken(t *testing.T) {
 				t.Errorf("want the finding %q, got:\n%s", c.want, all)
 			}
 		})
+	}
+}
+
+// Every first-party policy conforms.
+func TestFirstParty(t *testing.T) {
+	dir := policytest.Dir(t)
+	files, err := filepath.Glob(filepath.Join(dir, "*.wasm"))
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%d policies in %s, %v", len(files), dir, err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".wasm"), func(t *testing.T) {
+			t.Parallel()
+			r, err := Check(t.Context(), file, Options{Cache: policytest.Cache(t), Slots: 1 << 17})
+			testenv.OK(t, err)
+			for i := range r.Findings {
+				t.Error(&r.Findings[i])
+			}
+			if len(r.Roles) == 0 || r.Memory == 0 || len(r.Calls) < 2 {
+				t.Errorf("the report lacks roles, memory or calls: %+v", r)
+			}
+			for _, u := range r.Calls {
+				t.Logf("%-12s %5.1f %% of its fuel in the dearest call: %d of %d, %d records", u.Export, 100*u.Share(), u.Used, u.Allowed, u.Records)
+			}
+		})
+	}
+}
+
+// The world has its own tables, because it does more than hosts do. Its events keep the contract all the same.
+func TestWorldKeepsTheContract(t *testing.T) {
+	for seed := range uint64(20) {
+		var events []abi.Event
+		w := newWorld(seed, 40)
+		w.emit = func(ev abi.Event) { events = append(events, ev) }
+		w.ask = func(ask abi.Ask) (victims []uint32) {
+			for slot, n := range w.slots {
+				if n >= 0 && w.nodes[n].pins == 0 && len(victims) < int(ask.MaxVictims) {
+					victims = append(victims, uint32(slot))
+				}
+			}
+			return victims
+		}
+		w.fill(10)
+		for range 200 {
+			w.round()
+		}
+		if len(events) < 1000 || w.named == 0 {
+			t.Fatalf("seed %d: %d events, %d victims: nothing to check", seed, len(events), w.named)
+		}
+		if err := policytest.CheckEvents(events); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
 	}
 }
