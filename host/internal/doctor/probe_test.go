@@ -183,17 +183,22 @@ func TestBucketsAreTried(t *testing.T) {
 	c.Roots = []config.Root{{Path: "s3://bucket/a", Capacity: 1 << 30, Endpoint: p.URL, PathStyle: true}}
 	for name, k := range map[string]struct {
 		rules         []s3double.Rule
+		quirk         string
 		unconditional bool
 		shared        bool
 		finds         []string
 	}{
 		"all is right":           {},
 		"no conditional writes":  {unconditional: true, finds: []string{"no conditional writes"}},
+		"weak ETags":             {quirk: s3double.WeakETags},
+		"no condition holds":     {quirk: s3double.NoMatch, finds: []string{"no conditional writes"}},
+		"no ranges":              {quirk: s3double.WholeBodies, finds: []string{"cannot get a part of an object"}},
 		"nothing to share it by": {unconditional: true, shared: true, finds: []string{"the bucket cannot be shared"}},
 		"rights":                 {rules: []s3double.Rule{{Fault: s3double.Denied, Method: "DELETE"}}, finds: []string{"cannot remove an object", "cannot end a multipart upload"}},
 		"no lists":               {rules: []s3double.Rule{{Fault: s3double.Denied, In: "list-type"}}, finds: []string{"cannot list objects"}},
 		"no uploads":             {rules: []s3double.Rule{{Fault: s3double.Denied, Method: "POST"}}, finds: []string{"cannot begin a multipart upload"}},
 	} {
+		s.Quirk = k.quirk
 		s.Unconditional, c.Roots[0].Shared = k.unconditional, k.shared
 		p.Set(k.rules...)
 		facts, err := Probe(t.Context(), c)

@@ -248,8 +248,11 @@ type version struct {
 // answer, whether that has taken effect.
 const idMeta = "Kvhost-File"
 
+// strong is the ETag that a proxy has made a weak one of, with which no condition holds.
+func strong(etag string) string { return strings.TrimPrefix(strings.TrimPrefix(etag, "W/"), `"`) }
+
 func versionOf(o *minio.ObjectInfo) version {
-	v := version{size: o.Size, etag: o.ETag, modified: o.LastModified}
+	v := version{size: o.Size, etag: strong(o.ETag), modified: o.LastModified}
 	var err error
 	if v.id, err = strconv.ParseUint(o.Metadata.Get("X-Amz-Meta-"+idMeta), 16, 64); err != nil {
 		for _, b := range []byte(o.ETag) { // FNV-1a
@@ -448,7 +451,7 @@ func (c *client) put(key string, id uint64, data []byte, when condition) (etag s
 		body := newBody(data)
 		defer body.end()
 		info, err := c.core.PutObject(ctx, c.bucket, key, body, int64(len(data)), "", "", when.options(id))
-		if etag = info.ETag; err != nil {
+		if etag = strong(info.ETag); err != nil {
 			etag, err = c.settled(key, id, tried, err)
 		}
 		tried = true
@@ -503,7 +506,7 @@ func (c *client) complete(key, upload string, id uint64, parts []minio.CompleteP
 		o := when.options(id)
 		o.UserMetadata, o.ContentType = nil, ""
 		info, err := c.core.CompleteMultipartUpload(ctx, c.bucket, key, upload, parts, o)
-		if etag = info.ETag; err != nil {
+		if etag = strong(info.ETag); err != nil {
 			etag, err = c.settled(key, id, tried, err)
 		}
 		tried = true

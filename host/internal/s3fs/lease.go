@@ -161,7 +161,7 @@ func (l *lease) take(old *lease) error {
 		case err != nil:
 			return err
 		}
-		return l.tryConditions()
+		return l.tryServer()
 	}
 }
 
@@ -217,8 +217,9 @@ func (l *lease) write(when condition) error {
 	return err
 }
 
-// tryConditions tries, with conditions that do not hold, whether the server heeds them.
-func (l *lease) tryConditions() error {
+// tryServer tries whether the server heeds conditions of writes: some that do not hold, and one that does. It reads a part of an object,
+// as loads do.
+func (l *lease) tryServer() error {
 	for _, wrong := range []condition{{absent: true}, {etag: "00000000000000000000000000000000"}} {
 		switch err := l.write(wrong); {
 		case err == nil, isCode(err, http.StatusNotImplemented):
@@ -227,7 +228,17 @@ func (l *lease) tryConditions() error {
 			return err
 		}
 	}
-	return nil
+	l.mu.Lock()
+	etag := l.etag
+	l.mu.Unlock()
+	switch err := l.write(condition{etag: etag}); {
+	case isCode(err, http.StatusPreconditionFailed):
+		l.fs.cfg.Log.Warn("the server refuses a write whose condition holds, as behind a proxy that changes ETags", "etag", etag)
+		return l.settle()
+	case err != nil:
+		return err
+	}
+	return l.fs.tryRange(l.key)
 }
 
 // settle takes the lock of a server that has no conditional writes.
@@ -245,7 +256,7 @@ func (l *lease) settle() error {
 	if v, err := l.fs.free.head(l.key); err != nil || v.id != l.id {
 		return errors.Join(err, pathError("lock", l.name, fmt.Errorf("%w: by another, just now", staging.ErrLocked)))
 	}
-	return nil
+	return l.fs.tryRange(l.key)
 }
 
 // renew renews the lock until it is given back, or lost.

@@ -2,6 +2,7 @@ package s3fs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -38,14 +39,20 @@ func (f *FS) Try() *Trial {
 	}
 	id := f.newNumber()
 	page := make([]byte, 4096)
-	if _, err := f.put(key, id, page, condition{}); !try("put an object", err) {
+	etag, err := f.put(key, id, page, condition{})
+	if !try("put an object", err) {
 		return t
 	}
 	_, absent := f.put(key, id, page, condition{absent: true})
 	_, other := f.put(key, id, page, condition{etag: "00000000000000000000000000000000"})
-	t.Conditional = isCode(absent, http.StatusPreconditionFailed) && isCode(other, http.StatusPreconditionFailed)
+	_, right := f.put(key, id, page, condition{etag: etag})
+	t.Conditional = isCode(absent, http.StatusPreconditionFailed) && isCode(other, http.StatusPreconditionFailed) && right == nil
+	if !try("get a part of an object", f.tryRange(key)) {
+		try("remove an object", f.remove(key))
+		return t
+	}
 	began := time.Now()
-	_, _, err := f.get(key, "", page, 0)
+	_, _, err = f.get(key, "", page, 0)
 	t.FirstByte = time.Since(began)
 	try("get an object", err)
 	_, err = f.head(key)
@@ -74,6 +81,20 @@ func (f *FS) Try() *Trial {
 	try("remove an object", f.remove(key+"-copy"))
 	try("remove an object", f.remove(key))
 	return t
+}
+
+// tryRange reads some bytes of an object, which a server that ignores Range answers with all of them.
+func (f *FS) tryRange(key string) (wrong error) {
+	err := f.free.do(Get, 8, func(ctx context.Context) error {
+		s, _, err := f.free.begin(ctx, key, "", 8, 8)
+		if err == nil {
+			s.close()
+		} else if errors.Is(err, ErrAnswer) { // which the next attempt would get, too
+			wrong, err = err, nil
+		}
+		return err
+	})
+	return errors.Join(wrong, err)
 }
 
 // clock is how far the server's clock is ahead, by the date of an answer, which is of whole seconds.

@@ -277,6 +277,27 @@ func TestServerFails(t *testing.T) {
 	}
 }
 
+// TestLapsedLock: a root whose lock cannot be renewed may not be written, and says so before a store fails.
+func TestLapsedLock(t *testing.T) {
+	s := startServer(t)
+	p := s3double.StartProxy(t, s.URL)
+	f := oneBucket(t, p.URL, 8, func(c *Config) {
+		c.UpkeepEvery = 5 * time.Millisecond
+		fsys, err := s3fs.Open(s3fs.Config{Path: bucketRoot, Endpoint: p.URL, PathStyle: true, Target: pieceformat.Target, Holder: "testhost",
+			Term: 400 * time.Millisecond, Part: 2 * pieceformat.Page})
+		must(t, err)
+		t.Cleanup(func() { _ = fsys.Close() })
+		c.Roots[0].FS = fsys
+	})
+	f.mustPut(1)
+	p.Set(s3double.Rule{Fault: s3double.Denied, Method: "PUT"})
+	f.awaitState(0, health.ReadOnly)
+	f.mustRead(1)
+	p.Set()
+	f.awaitState(0, health.In)
+	f.mustPut(2)
+}
+
 // TestOneWriter: a second host of a bucket's prefix is refused by name.
 func TestOneWriter(t *testing.T) {
 	s := startServer(t)

@@ -119,7 +119,7 @@ func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
 	r.unavailable.Store(true)
 	for _, o := range s.roots {
 		if !o.unavailable.Load() {
-			r.Health.TakeOut("it cannot be opened", err, "look after the device or the mount; the others serve")
+			r.Health.OutAtOpening(err)
 			return nil
 		}
 	}

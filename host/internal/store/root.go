@@ -76,6 +76,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		Path: cfg.Path, Log: log, Account: r.Account, Sequence: &s.seq,
 		Health: health.NewMonitor(health.Config{
 			Dir: cfg.Path, FS: cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
+			Remote: cfg.NoDirectory && !cfg.Volatile,
 			Ended: func() { wake(r.upkeepWake) },
 		}),
 		Strict: s.cfg.Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,

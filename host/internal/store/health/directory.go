@@ -146,6 +146,9 @@ func (d *Directory) Present() bool {
 		err = fmt.Errorf("inode %d of device %#x, was %d of %#x", now.Ino, now.Dev, was.Ino, was.Dev)
 		d.monitor.TakeOut("another directory is at its path", err,
 			"mount the root's file system again, or restart kvhost to use what is there")
+	case err == nil && errors.Is(unlocked, unix.ENOLINK):
+		d.monitor.Demote(ReadOnly, "its lock has lapsed, so that nothing is written", unlocked, d.monitor.advice())
+		return true
 	case err == nil && unlocked == nil:
 		return true
 	case err == nil:
@@ -164,7 +167,7 @@ func (d *Directory) lockStands() error {
 	switch {
 	case err == nil && !now.Same(was):
 		return fmt.Errorf("%s: inode %d, was %d", d.lock, now.Ino, was.Ino)
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ENOLINK):
 		return err
 	}
 	return nil

@@ -29,7 +29,9 @@ type Config struct {
 	Every time.Duration // between checks; the unit of the pauses between probes
 	Now   func() time.Time
 	Log   *slog.Logger
-	Ended func() // called when an operation that was given up has ended: a probe may be due
+	// Remote says that the root is reached by requests to a server, and has no device here.
+	Remote bool
+	Ended  func() // called when an operation that was given up has ended: a probe may be due
 }
 
 // Monitor is one root's state. It is safe for concurrent use, and its lock may be taken with any other held.
@@ -123,14 +125,27 @@ func (m *Monitor) admit(staging.Op) error {
 func (m *Monitor) Saw(op staging.Op, name string, err error) {
 	switch Judge(err) {
 	case Unanswered:
-		m.TakeOut("no answer", err, "check the device or the mount")
+		m.TakeOut("no answer", err, m.advice())
 	case Protected:
 		m.Demote(ReadOnly, "its file system is read-only", err, "find out why, then remount it for writing")
 	case Device:
 		if m.tooMany() {
-			m.TakeOut("repeated errors", err, "check the device and the kernel's log")
+			m.TakeOut("repeated errors", err, m.advice())
 		}
 	}
+}
+
+// OutAtOpening leaves a root out that cannot be opened.
+func (m *Monitor) OutAtOpening(cause error) {
+	m.TakeOut("it cannot be opened", cause, m.advice()+"; the others serve")
+}
+
+// advice is where to look when a root does not do what it is to do.
+func (m *Monitor) advice() string {
+	if m.cfg.Remote {
+		return "look after the server and the way to it: kvhost check makes a request of each kind"
+	}
+	return "look after the device, the mount and the kernel's log"
 }
 
 func (m *Monitor) tooMany() bool {

@@ -44,6 +44,8 @@ type Server struct {
 	Bucket string
 	// Unconditional has it ignore If-None-Match and If-Match in requests that write, as servers of old did.
 	Unconditional bool
+	// Quirk is what a proxy before the server does: one of the constants.
+	Quirk string
 	// LeastPart is the least that a part which is not the last must have: 5 MiB.
 	LeastPart int
 
@@ -54,6 +56,13 @@ type Server struct {
 	count   map[string]int
 	number  int
 }
+
+// Quirks of proxies.
+const (
+	WeakETags   = "weak ETags"   // which it makes of strong ones as it compresses
+	NoMatch     = "no match"     // a write with If-Match is always refused
+	WholeBodies = "whole bodies" // Range is ignored
+)
 
 // Start runs a server of an empty bucket until the test ends.
 func Start(t testing.TB) *Server {
@@ -183,6 +192,16 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusNotFound, "NoSuchBucket")
 		return
 	}
+	switch s.Quirk {
+	case WeakETags:
+		w = weakening{w}
+	case WholeBodies:
+		r.Header.Del("Range")
+	case NoMatch:
+		if r.Method == http.MethodPut && r.Header.Get("If-Match") != "" {
+			r.Header.Set("If-Match", "never")
+		}
+	}
 	body, err := bodyOf(r)
 	if err != nil {
 		fail(w, http.StatusBadRequest, "IncompleteBody")
@@ -226,6 +245,24 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	serve(w, r, key, body)
 }
 
+type weakening struct{ http.ResponseWriter }
+
+func (w weakening) weaken() {
+	if etag := w.Header().Get("ETag"); etag != "" && !strings.HasPrefix(etag, "W/") {
+		w.Header().Set("ETag", `W/"`+strings.Trim(etag, `"`)+`"`)
+	}
+}
+
+func (w weakening) WriteHeader(code int) {
+	w.weaken()
+	w.ResponseWriter.WriteHeader(code)
+}
+
+func (w weakening) Write(b []byte) (int, error) {
+	w.weaken()
+	return w.ResponseWriter.Write(b)
+}
+
 // refused says that a condition of a request that writes does not hold, and answers it.
 func (s *Server) refused(w http.ResponseWriter, r *http.Request, key string) bool {
 	if s.Unconditional {
@@ -256,6 +293,7 @@ func metaOf(r *http.Request) http.Header {
 func (s *Server) putObject(w http.ResponseWriter, r *http.Request, key string, body []byte) {
 	if !s.refused(w, r, key) {
 		w.Header().Set("ETag", s.put(key, body, metaOf(r)).ETag)
+		w.WriteHeader(http.StatusOK)
 	}
 }
 
