@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/budget"
+	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -72,7 +73,7 @@ func New(cfg Config) *Server { return newServer(cfg, cfg.Store) }
 
 func newServer(cfg Config, st chunkStore) *Server {
 	cfg = cfg.orDefaults()
-	cfg.Limits.MessageBytes = min(cfg.Limits.MessageBytes, socket.LargestMessage(cfg.Arriving.Alone()))
+	cfg.Limits.MessageBytes = min(cfg.Limits.MessageBytes, arrivals.LargestMessage(cfg.Arriving.Alone()))
 	s := &Server{
 		cfg: cfg, store: st, budgets: cfg.budgets(), protect: protect, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
 		aside: semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2))),

@@ -7,6 +7,4 @@ var (
 	ErrInUse = errors.New("the socket is in use")
 	// ErrPath says that the socket cannot be made at its path.
 	ErrPath = errors.New("the socket cannot be made")
-
-	errFrames = errors.New("socket: frames are too small")
 )

@@ -15,10 +15,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/stats"
 
 	"github.com/kvhost/kvhost/host/internal/budget"
+	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 )
 
 // Peer is the process at the other end of a connection, as the kernel says.
@@ -28,7 +27,7 @@ type Peer struct {
 	UID    uint32
 	Groups []uint32 // the first one, and the supplementary ones
 
-	arriving *arrivals
+	arriving *arrivals.Conn
 }
 
 // Stream takes the memory of a stream of events from the peer's connection. over gives it back.
@@ -36,10 +35,10 @@ func (p Peer) Stream() (over func(), err error) {
 	if p.arriving == nil { // the host itself
 		return func() {}, nil
 	}
-	if err := p.arriving.holder.Stream(); err != nil {
+	if err := p.arriving.Holder().Stream(); err != nil {
 		return nil, err
 	}
-	return p.arriving.holder.StreamOver, nil
+	return p.arriving.Holder().StreamOver, nil
 }
 
 // Answer charges an answer of so many bytes to the peer's connection until it is written.
@@ -124,7 +123,7 @@ type Arriving struct {
 // Connections are of a [Listener].
 func (a Arriving) Options() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.Creds(peerCredentials{a}), grpc.StatsHandler(calls{}),
+		grpc.Creds(peerCredentials{a}), grpc.StatsHandler(arrivals.Calls(connection)),
 		grpc.MaxHeaderListSize(maxHeader), grpc.MaxConcurrentStreams(connStreams),
 		grpc.ConnectionTimeout(silence), grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: silence}),
 	}
@@ -157,35 +156,15 @@ func (a peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.Auth
 		a.Closed(err)
 		return nil, nil, err
 	}
-	p.arriving = newArrivals(c, holder, a.Closed)
+	p.arriving = arrivals.New(c, holder, 0, a.Closed)
 	return p.arriving, p, nil
 }
 
-// calls tells connections which calls run on them, and what those have received.
-type calls struct{}
-
-func (calls) HandleRPC(ctx context.Context, s stats.RPCStats) {
-	p, _ := peer.FromContext(ctx)
-	if p == nil {
-		return
-	}
-	u, _ := p.AuthInfo.(Peer)
-	if u.arriving == nil {
-		return
-	}
-	switch s := s.(type) {
-	case *stats.Begin:
-		u.arriving.Called()
-	case *stats.InPayload:
-		u.arriving.Received(s.Length)
-	case *stats.End:
-		u.arriving.Over()
-	}
+// connection is that of a call, nil for the host's own.
+func connection(info credentials.AuthInfo) *arrivals.Conn {
+	p, _ := info.(Peer)
+	return p.arriving
 }
-
-func (calls) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
-func (calls) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
-func (calls) HandleConn(context.Context, stats.ConnStats)                       {}
 
 func (peerCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.ErrUnsupported

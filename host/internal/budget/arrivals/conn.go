@@ -1,4 +1,4 @@
-package socket
+package arrivals
 
 import (
 	"encoding/binary"
@@ -16,6 +16,9 @@ const (
 	perFrame   = 512
 )
 
+// partCalls is the part of the budget that calls are charged to.
+const partCalls = 1
+
 // whole is what a message takes once all of it is there: at least as much as it took while it came.
 func whole(size int64) int64 { return size + size*frameBytes/perFrame + (fewFrames+1)*frameBytes }
 
@@ -24,13 +27,14 @@ func LargestMessage(share int64) int {
 	return int(max(0, share-(fewFrames+1)*frameBytes) * perFrame / (perFrame + frameBytes))
 }
 
-// arrivals is the server's end of a connection. It bounds what the connection makes the host hold before a handler has read it:
+// Conn is the server's end of a connection. It bounds what the connection makes the host hold before a handler has read it:
 // messages of which a part has come, and whole ones that wait. Handlers see whole messages only, so this follows the frames.
 // Bytes and frames are charged to the connection's share of a budget, and a connection that exceeds it is closed, with the
 // reason in its last frame. It is safe for one reader and one writer.
-type arrivals struct {
+type Conn struct {
 	net.Conn
 	holder  *budget.Holder
+	call    int64 // bytes that are charged for a call until the server ends it
 	refused func(error)
 
 	mu      sync.Mutex
@@ -61,14 +65,17 @@ type message struct {
 	charged int64
 }
 
-// newArrivals charges a connection to a share, and tells of a refusal before it closes the connection.
-func newArrivals(c net.Conn, holder *budget.Holder, refused func(error)) *arrivals {
-	return &arrivals{Conn: c, holder: holder, refused: refused, in: frames{skip: preface}, partial: map[uint32]*message{},
+// New charges a connection to a share, with so many bytes for each call, and tells of a refusal before it closes the connection.
+func New(c net.Conn, holder *budget.Holder, call int64, refused func(error)) *Conn {
+	return &Conn{Conn: c, holder: holder, call: call, refused: refused, in: frames{skip: preface}, partial: map[uint32]*message{},
 		open: map[uint32]struct{}{}}
 }
 
+// Holder is who the connection is charged to.
+func (c *Conn) Holder() *budget.Holder { return c.holder }
+
 // Read reads, and charges what has come.
-func (c *arrivals) Read(p []byte) (int, error) {
+func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n == 0 {
 		return n, err
@@ -86,7 +93,7 @@ func (c *arrivals) Read(p []byte) (int, error) {
 }
 
 // arrival is what a connection makes of the frames that come. The connection's mutex is held.
-type arrival arrivals
+type arrival Conn
 
 func (c *arrival) begin() error {
 	c.current, c.data, c.padded = nil, 0, false
@@ -146,7 +153,7 @@ func (c *arrival) payload(p []byte) error {
 	return nil
 }
 
-func (c *arrival) end() {
+func (c *arrival) end() error {
 	ends := c.in.kind() == kindReset || (c.in.kind() == kindData || c.in.kind() == kindHeaders) && c.in.flags()&flagEndStream != 0
 	if m := c.current; m != nil {
 		m.counted = false
@@ -158,11 +165,15 @@ func (c *arrival) end() {
 	}
 	switch {
 	case c.in.kind() == kindReset:
-		(*arrivals)(c).over(c.in.stream())
+		(*Conn)(c).over(c.in.stream())
 	case c.in.kind() == kindHeaders && c.in.stream() > c.last:
 		c.last = c.in.stream()
 		c.open[c.last] = struct{}{}
+		if c.call > 0 && !c.closed {
+			return c.holder.Take(partCalls, c.call)
+		}
 	}
+	return nil
 }
 
 func (c *arrival) take(m *message, n int64) error {
@@ -193,15 +204,15 @@ func (c *arrival) arrived(m *message) error {
 	return nil
 }
 
-// Called notes that a call begins.
-func (c *arrivals) Called() {
+// called notes that a call begins.
+func (c *Conn) called() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls++
 }
 
-// Received notes that a handler has got a message of so many bytes.
-func (c *arrivals) Received(size int) {
+// received notes that a handler has got a message of so many bytes.
+func (c *Conn) received(size int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := min(c.unread, whole(int64(size)))
@@ -209,8 +220,8 @@ func (c *arrivals) Received(size int) {
 	(*arrival)(c).give(n)
 }
 
-// Over notes that a call has ended. After the last one nothing waits that a handler will read.
-func (c *arrivals) Over() {
+// ended notes that a call has ended. After the last one nothing waits that a handler will read.
+func (c *Conn) ended() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.calls--; c.calls == 0 {
@@ -222,7 +233,7 @@ func (c *arrivals) Over() {
 // Answer charges an answer to the connection, until it is written or not wanted any more. gRPC keeps what the client does not
 // read. Answers are written in about their order, and the streams of those that wait are open: so the oldest charge goes when
 // there are more charges than open streams.
-func (c *arrivals) Answer(size int64) error {
+func (c *Conn) Answer(size int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -237,12 +248,15 @@ func (c *arrivals) Answer(size int64) error {
 }
 
 // over notes the end of a stream. The mutex is held.
-func (c *arrivals) over(stream uint32) {
+func (c *Conn) over(stream uint32) {
+	if _, is := c.open[stream]; is && c.call > 0 && !c.closed {
+		c.holder.Give(partCalls, c.call)
+	}
 	delete(c.open, stream)
 	c.settle()
 }
 
-func (c *arrivals) settle() {
+func (c *Conn) settle() {
 	for len(c.answers) > len(c.open) {
 		c.holder.AnswerOver(c.answers[0])
 		c.answers = c.answers[1:]
@@ -250,7 +264,7 @@ func (c *arrivals) settle() {
 }
 
 // Write writes, and notes where a frame ends, and a stream.
-func (c *arrivals) Write(p []byte) (int, error) {
+func (c *Conn) Write(p []byte) (int, error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	n, err := c.Conn.Write(p)
@@ -261,18 +275,19 @@ func (c *arrivals) Write(p []byte) (int, error) {
 }
 
 // departure is what a connection makes of the frames that go. The connection's mutexes are held.
-type departure arrivals
+type departure Conn
 
 func (*departure) begin() error         { return nil }
 func (*departure) payload([]byte) error { return nil }
-func (c *departure) end() {
+func (c *departure) end() error {
 	if k := c.out.kind(); k == kindReset || (k == kindData || k == kindHeaders) && c.out.flags()&flagEndStream != 0 {
-		(*arrivals)(c).over(c.out.stream())
+		(*Conn)(c).over(c.out.stream())
 	}
+	return nil
 }
 
 // explain tells the client why the connection is closed, unless a frame is half written.
-func (c *arrivals) explain(reason error) {
+func (c *Conn) explain(reason error) {
 	if !c.writing.TryLock() { // the client reads nothing
 		return
 	}
@@ -284,12 +299,15 @@ func (c *arrivals) explain(reason error) {
 }
 
 // Close closes the connection and releases its share.
-func (c *arrivals) Close() error {
+func (c *Conn) Close() error {
 	c.mu.Lock()
 	if !c.closed {
 		(*arrival)(c).give(c.unread)
 		for _, m := range c.partial {
 			(*arrival)(c).give(m.charged)
+		}
+		if c.call > 0 {
+			c.holder.Give(partCalls, c.call*int64(len(c.open)))
 		}
 		clear(c.open)
 		c.settle()

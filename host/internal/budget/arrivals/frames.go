@@ -1,4 +1,4 @@
-package socket
+package arrivals
 
 import "encoding/binary"
 
@@ -34,7 +34,7 @@ func (f *frames) between() bool { return f.skip == 0 && f.got == 0 }
 type visitor interface {
 	begin() error // after the head
 	payload(p []byte) error
-	end()
+	end() error
 }
 
 // feed takes bytes, and tells v of the frames in them.
@@ -61,8 +61,10 @@ func (f *frames) feed(p []byte, v visitor) error {
 		}
 		f.left, p = f.left-n, p[n:]
 		if f.left == 0 {
-			v.end()
 			f.got = 0
+			if err := v.end(); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
