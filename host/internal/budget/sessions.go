@@ -127,6 +127,17 @@ func OfArriving(limit int64, sessions int) *Budget {
 	})
 }
 
+// PeersLine is what a budget of peers has for each connection: half of it is the connection's own, and the other half can be borrowed.
+const PeersLine = 512 << 10
+
+// OfPeers divides memory among the connections of other hosts.
+func OfPeers(limit int64) *Budget {
+	return some(Config{
+		Of: "memory of peers", Limit: limit, Holders: int(limit / PeersLine), Parts: []string{"arriving", "calls", "answers", "connections"},
+		Advice: "read answers, and make fewer calls at a time",
+	})
+}
+
 // Stream takes the memory of a stream of events, or says why the connection may not have one more.
 func (h *Holder) Stream() error { return h.Take(partEvents, streamBytes) }
 

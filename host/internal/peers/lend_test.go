@@ -124,14 +124,14 @@ func calledBy(t *testing.T, last byte) context.Context {
 	return grpcpeer.NewContext(t.Context(), &grpcpeer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, last), Port: int(rand.Uint32N(1 << 16))}})
 }
 
-// TestLeasesKeys: leases have so many keys together, whoever asks for how few entries how often, and those of one peer half of them.
+// TestLeasesKeys: leases have so many keys together, whoever asks for how few entries how often, and a peer leaves as many as it has.
 func TestLeasesKeys(t *testing.T) {
 	l := newLender(t)
-	first, err := l.Lease(calledBy(t, 1), l.ask)
-	testenv.OK(t, err)
-	l.ask.Leading, l.ask.Keys = false, append(l.ask.Keys, bytes.Repeat([]byte{9}, (mostKeys-1)*kv.KeyBytes)...)
+	const keys = 64
+	l.shares.most[leasedKeys] = 8 * keys
+	l.ask.Leading, l.ask.Keys = false, append(l.ask.Keys, bytes.Repeat([]byte{9}, (keys-1)*kv.KeyBytes)...)
 	granted := func(who byte) (n int) {
-		for n <= mostLentKeys/mostKeys {
+		for n <= 8 {
 			if _, err := l.Lease(calledBy(t, who), l.ask); status.Code(err) == codes.ResourceExhausted {
 				return n
 			} else {
@@ -141,31 +141,24 @@ func TestLeasesKeys(t *testing.T) {
 		}
 		return n
 	}
-	const half = mostLentKeys / mostKeys / 2
-	for who, want := range map[byte]int{1: half - 1} { // the first lease's key leaves no room for one more
-		if n := granted(who); n != want {
-			t.Errorf("%d leases of one peer, want %d", n, want)
+	for _, want := range []int{4, 2, 1, 0} {
+		if n := granted(byte(want)); n != want {
+			t.Errorf("%d leases of the next peer, want %d: half of what others leave", n, want)
 		}
 	}
-	if n := granted(2); n != half {
-		t.Errorf("%d leases of another peer after one has what it may, want %d", n, half)
-	}
-	if n := granted(3); n != 0 {
-		t.Errorf("%d leases of a third peer, want none: all leases have the keys that they may", n)
-	}
-	_, err = l.Return(t.Context(), &proto.ReturnRequest{Lease: first.GetLease()})
-	testenv.OK(t, err)
-	if n := granted(1); n != 1 {
-		t.Errorf("%d leases after one was given back, want 1", n)
+	l.end(func(x *lent) bool { return x.who.id == "10.0.0.4" })
+	if n := granted(0); n != 2 {
+		t.Errorf("%d leases after 4 were given back, want 2", n)
 	}
 }
 
 // TestLeasesOfOne: half of all leases is the most that one peer may have.
 func TestLeasesOfOne(t *testing.T) {
 	l := newLender(t)
-	for n := range mostLent/2 + 1 {
+	l.shares.most[leases] = 64
+	for n := range 33 {
 		_, err := l.Lease(calledBy(t, 1), l.ask)
-		if refused := status.Code(err) == codes.ResourceExhausted; refused != (n == mostLent/2) {
+		if refused := status.Code(err) == codes.ResourceExhausted; refused != (n == 32) {
 			t.Fatalf("lease %d of one peer: %v", n, err)
 		}
 	}
@@ -173,8 +166,8 @@ func TestLeasesOfOne(t *testing.T) {
 		t.Errorf("%v for another peer, want a lease", err)
 	}
 	l.end(func(*lent) bool { return true })
-	if len(l.shares) != 0 || l.keys != 0 {
-		t.Errorf("%v and %d keys are counted without leases, want none", l.shares, l.keys)
+	if len(l.shares.of) != 0 || l.shares.held != [resources]int{} {
+		t.Errorf("%v is counted without leases, want nothing", l.shares.held)
 	}
 }
 
@@ -265,12 +258,12 @@ func TestFetchesOfOne(t *testing.T) {
 			}
 		})
 	}
-	for range buffersOfOne {
+	for range buffers / 2 {
 		<-sends
 	}
 	select {
 	case <-sends:
-		t.Errorf("one peer has more than %d of %d buffers", buffersOfOne, buffers)
+		t.Errorf("one peer has more than %d of %d buffers", buffers/2, buffers)
 	case <-time.After(100 * time.Millisecond): // broken code has them by then
 		other := &sink{ctx: calledBy(t, 2)}
 		testenv.OK(t, l.Fetch(q, other))
@@ -282,7 +275,7 @@ func TestFetchesOfOne(t *testing.T) {
 	calls.Wait()
 	_, err = l.Return(t.Context(), &proto.ReturnRequest{Lease: r.GetLease()})
 	testenv.OK(t, err)
-	if n := len(l.shares); n != 0 {
+	if n := len(l.shares.of); n != 0 {
 		t.Errorf("%d callers are known after all calls, want none", n)
 	}
 }

@@ -89,7 +89,7 @@ func (p *Peers) Offer(ctx context.Context, o *store.Offer) error {
 	}
 	ctx, stop := context.WithTimeout(ctx, p.patience)
 	defer stop()
-	q.Lease = p.lending.hold(o.Lease, "", 1, p.patience)
+	q.Lease = p.lending.hold(o.Lease, caller{}, 0, p.patience)
 	defer p.lending.end(func(l *lent) bool { return l.Lease == o.Lease })
 	x.count.offers.Add(1)
 	r, err := client.Offer(ctx, q)
@@ -131,7 +131,7 @@ func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.Offer
 	}
 	l := &loan{peer: x, lease: q.GetLease(), namespace: kv.Digest(q.GetNamespaceDigest()), group: q.GetGroup()}
 	host, _, _ := net.SplitHostPort(x.addr)
-	l.hearsay = caller(ctx) != host
+	l.hearsay = addressOf(ctx) != host
 	ctx, stop := context.WithTimeout(ctx, s.owner.patience/2) // who hears nothing takes this host for one that is dead
 	defer stop()
 	took := s.owner.store.Take(ctx, l.namespace, &store.Loan{Group: l.group, Tenant: q.GetTenant(), Ranks: q.GetRanks(),

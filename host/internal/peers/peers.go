@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 )
@@ -33,6 +34,7 @@ type Config struct {
 	// Budget is what one read may take: 12 s. It is to be less than the limit of an operation on files, so that a slow peer is not
 	// taken for a file system that hangs.
 	Budget time.Duration
+	Memory int64  // that callers may have this host hold: [Memory]
 	NIXL   string // what [nixl.Open] takes; empty: bytes go by gRPC alone
 	Log    *slog.Logger
 }
@@ -60,6 +62,8 @@ type Peers struct {
 	pause    time.Duration // the first one of a peer that is left alone
 	nixl     *nixlWay      // nil: bytes go by gRPC alone
 	reads    pace          // of what is fetched, from all peers
+
+	addresses atomic.Pointer[map[string]bool] // of the configuration's hosts
 
 	run  context.Context
 	stop context.CancelFunc
@@ -104,6 +108,14 @@ func New(cfg Config) (*Peers, error) {
 		}
 	}
 	return p, nil
+}
+
+// Budgets are what callers hold of this host, with at most so many of them.
+func (p *Peers) Budgets(most int) []budget.Figures {
+	if p == nil || p.lending == nil {
+		return nil
+	}
+	return []budget.Figures{p.lending.memory.Figures(most)}
 }
 
 // Deadline is of all that one lookup asks.
@@ -215,6 +227,14 @@ func (p *Peers) settle() {
 			p.peers[at] = x
 			p.work.Go(x.live)
 		}
+	}
+	known := map[string]bool{}
+	for at := range p.peers {
+		host, _, _ := net.SplitHostPort(at)
+		known[host] = true
+	}
+	if p.addresses.Store(&known); p.lending != nil {
+		p.lending.shares.expect(len(known))
 	}
 }
 

@@ -14,10 +14,13 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kvhost/kvhost/host/internal/budget"
+	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
@@ -26,13 +29,12 @@ import (
 )
 
 const (
-	mostLent     = 4096    // leases
-	mostLentKeys = 1 << 20 // of all leases: each takes memory, also where many leases have the same entries
-	mostStreams  = 256     // calls of a connection
+	mostLent     = 8192    // leases
+	mostLentKeys = 1 << 20 // of all leases
+	mostStreams  = 96      // calls of a connection
 	longestLease = 10 * time.Minute
 	part         = 512 << 10 // bytes of a message of Fetch
-	buffers      = 40
-	buffersOfOne = 32   // what one peer may have: it may take what it fetches slowly, or not at all
+	buffers      = 64
 	batch        = 4096 // changes of a message
 	batchEvery   = 100 * time.Millisecond
 	longestWait  = time.Second // of what is fetched, for its turn
@@ -48,10 +50,13 @@ type lending struct {
 	takes chan struct{} // a place for each offer that is being taken
 	shelf *shelf        // nil without NIXL
 
-	mu     sync.Mutex
-	leases map[uint64]*lent
-	keys   int               // that all of them were asked for
-	shares map[string]*share // by caller
+	shares shares
+	memory *budget.Budget // of connections
+	room   news           // something was given back
+
+	mu      sync.Mutex
+	leases  map[uint64]*lent
+	tenants map[string]uint32 // of memory, by the ids of callers
 
 	count struct{ leases, keys, refused, bytes, nixl, took, declined atomic.Uint64 }
 }
@@ -59,52 +64,45 @@ type lending struct {
 // lent is a lease that a peer has.
 type lent struct {
 	*store.Lease
-	who  string // has asked
+	who  caller // has asked
 	keys int
 	ends time.Time
 }
 
 func newLending(p *Peers) *lending {
-	l := &lending{owner: p, leases: map[uint64]*lent{}, shares: map[string]*share{}, free: make(chan []byte, buffers), takes: make(chan struct{}, mostTakes),
+	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers), takes: make(chan struct{}, mostTakes),
 		pace: pace{rate: float64(p.cfg.Bandwidth)}}
 	for range buffers {
 		l.free <- nil // mapped when it is used
 	}
+	memory := max(p.cfg.Memory, leastMemory)
+	l.memory = budget.OfPeers(memory)
+	l.shares.of = map[caller]*[resources]int{}
+	l.shares.most = [resources]int{handshakes: mostKnocks, lines: int(memory / budget.PeersLine), leases: mostLent, leasedKeys: mostLentKeys,
+		partBuffers: buffers}
 	if p.nixl != nil {
 		var err error
 		if l.shelf, err = newShelf(pinner{p.nixl}); err != nil {
 			p.cfg.Log.Warn("nothing is lent by NIXL", "error", err)
 		}
 	}
-	l.grpc = grpc.NewServer(grpc.Creds(p.id.serving()), grpc.MaxRecvMsgSize(mostBytes), grpc.MaxConcurrentStreams(mostStreams),
+	most := min(mostBytes, arrivals.LargestMessage(l.memory.Alone()))
+	l.grpc = grpc.NewServer(grpc.Creds(atDoor{p.id.serving(), l}), grpc.MaxRecvMsgSize(most), grpc.MaxConcurrentStreams(mostStreams),
+		grpc.ConnectionTimeout(handshakeTime), grpc.MaxHeaderListSize(mostHeader), grpc.StatsHandler(arrivals.Calls(arrivalsOf)),
 		grpc.KeepaliveEnforcementPolicy(aliveDemand), grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second,
-			Timeout: 5 * time.Second}), grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(2*window),
-		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer), grpc.WaitForHandlers(true),
+			Timeout: 5 * time.Second}), grpc.StaticStreamWindowSize(callWindow), grpc.StaticConnWindowSize(lineWindow),
+		grpc.ReadBufferSize(lineBuffer), grpc.WriteBufferSize(lineBuffer), grpc.WaitForHandlers(true),
+		grpc.ForceServerCodecV2(chargedCodec{encoding.GetCodecV2("proto")}),
 		grpc.UnaryInterceptor(l.admit), grpc.StreamInterceptor(l.admitStream))
 	proto.RegisterPeerServiceServer(l.grpc, service{lending: l})
 	return l
-}
-
-// admit refuses calls by a connection that would not be accepted any more.
-func (l *lending) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	if err := l.owner.id.admits(ctx); err != nil {
-		return nil, err
-	}
-	return handle(ctx, q)
-}
-
-func (l *lending) admitStream(srv any, st grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	if err := l.owner.id.admits(st.Context()); err != nil {
-		return err
-	}
-	return handle(srv, st)
 }
 
 // serve serves until close, and ends leases that are over.
 func (l *lending) serve(at net.Listener) {
 	var ending sync.WaitGroup
 	ending.Go(l.endLeases)
-	if err := l.grpc.Serve(at); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+	if err := l.grpc.Serve(door{at, l}); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		l.owner.cfg.Log.Error("nothing is lent any more", "error", err)
 	}
 	ending.Wait()
@@ -152,6 +150,12 @@ func (l *lending) lease(n uint64) *lent {
 // Residents implements the service.
 func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) (err error) {
 	st0, ctx := s.owner.store, st.Context()
+	if holder := holderOf(ctx); holder != nil {
+		if err := holder.Take(partCalls, streamBytes); err != nil {
+			return status.Error(codes.ResourceExhausted, "it has as many streams as it may")
+		}
+		defer holder.Give(partCalls, streamBytes)
+	}
 	log := st0.Changes()
 	if !st0.Lends() {
 		log = entries.NewChangeLog(0)
@@ -173,21 +177,24 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 	if first.Whole = true; err == nil {
 		err = st.Send(first)
 	}
-	list := make([]entries.Change, 0, batch)
 	for err = cmp.Or(err, s.owner.id.admits(ctx)); err == nil; err = cmp.Or(err, s.owner.id.admits(ctx)) {
-		got, wake, lost := log.Read(after, list[:0])
+		list := batches.Get().(*[]entries.Change)
+		got, wake, lost := log.Read(after, (*list)[:0])
 		if lost != nil {
 			return status.Error(codes.Aborted, lost.Error())
 		}
-		m := changes(got)
+		m, some := changes(got), len(got) > 0
+		if some {
+			after = got[len(got)-1].Seq
+		}
+		batches.Put(list)
 		if t := s.owner.turnover(); t < told-told/8 || t > told+told/8 {
 			m.Turnover, told = &t, t
 		}
-		if len(got) > 0 || m.Turnover != nil {
+		if some || m.Turnover != nil {
 			err = st.Send(m)
 		}
-		if len(got) > 0 {
-			after = got[len(got)-1].Seq
+		if some {
 			wake = nil // others follow soon: they go together
 		}
 		if more := s.metadata(&metadata); more != nil && err == nil {
@@ -206,6 +213,9 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 	}
 	return err
 }
+
+// batches are the changes that a stream reads at a time: no stream that waits has one.
+var batches = sync.Pool{New: func() any { return new(make([]entries.Change, 0, batch)) }}
 
 func appendPrint(b []byte, c *entries.Change) []byte {
 	return binary.LittleEndian.AppendUint64(b, kv.Fingerprint(c.Namespace, c.Group, c.Key))
@@ -236,11 +246,17 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		s.count.refused.Add(1)
 		return nil, status.Error(codes.InvalidArgument, "keys, namespace or ranks")
 	}
-	who := caller(ctx)
-	if s.many(who, len(keys)) || s.pace.behind() > longestWait/2 {
+	who := s.owner.callerOf(ctx)
+	if s.pace.behind() > longestWait/2 || !s.takeLease(who, len(keys)) {
 		s.count.refused.Add(1)
 		return nil, status.Error(codes.ResourceExhausted, "it lends or sends as much as it may")
 	}
+	holds := false
+	defer func() {
+		if !holds {
+			s.giveLease(who, len(keys))
+		}
+	}()
 	found, err := s.owner.store.Lend(kv.Digest(digest), store.LookupRequest{Group: q.GetGroup(), Keys: keys, Ranks: q.GetRanks(),
 		Leading: q.GetLeading()})
 	if err != nil {
@@ -270,42 +286,66 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 	}
 	time := leaseTime(q.GetTime())
 	r.Lease, r.Time = s.hold(found, who, len(keys), time), durationpb.New(time)
+	holds = true
 	s.count.leases.Add(1)
 	s.count.keys.Add(uint64(len(r.Entries)))
 	return r, nil
 }
 
 // hold keeps a lease under a number that another peer cannot guess, and that no lease of an earlier run had.
-func (l *lending) hold(found *store.Lease, who string, keys int, d time.Duration) (n uint64) {
+func (l *lending) hold(found *store.Lease, who caller, keys int, d time.Duration) (n uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for n == 0 || l.leases[n] != nil {
 		n = rand.Uint64()
 	}
 	l.leases[n] = &lent{found, who, keys, time.Now().Add(d)}
-	l.account(who, 1, keys)
 	return n
 }
 
-// forget takes a lease out. The lock is held.
+// takeLease takes a lease of so many keys out of a caller's share.
+func (l *lending) takeLease(who caller, keys int) bool {
+	if !l.shares.take(who, leases, 1) {
+		return false
+	}
+	if l.shares.take(who, leasedKeys, keys) {
+		return true
+	}
+	l.shares.give(who, leases, 1)
+	return false
+}
+
+func (l *lending) giveLease(who caller, keys int) {
+	l.shares.give(who, leases, 1)
+	l.shares.give(who, leasedKeys, keys)
+}
+
+// forget takes a lease out. The lock is held. One without keys is of no share.
 func (l *lending) forget(n uint64, x *lent) {
 	delete(l.leases, n)
-	l.account(x.who, -1, -x.keys)
+	if x.keys > 0 {
+		l.giveLease(x.who, x.keys)
+	}
 }
 
 // Return implements the service.
 func (s service) Return(_ context.Context, q *proto.ReturnRequest) (*proto.ReturnResponse, error) {
-	s.mu.Lock()
-	x := s.leases[q.GetLease()]
+	s.takeBack(q.GetLease())
+	s.shelf.done(q.GetDone())
+	return &proto.ReturnResponse{}, nil
+}
+
+// takeBack ends a lease.
+func (l *lending) takeBack(n uint64) {
+	l.mu.Lock()
+	x := l.leases[n]
 	if x != nil {
-		s.forget(q.GetLease(), x)
+		l.forget(n, x)
 	}
-	s.mu.Unlock()
+	l.mu.Unlock()
 	if x != nil {
 		x.Release()
 	}
-	s.shelf.done(q.GetDone())
-	return &proto.ReturnResponse{}, nil
 }
 
 // metadata is that of NIXL's agent if it is not what was told, by its generation.
@@ -350,15 +390,15 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 		return err
 	}
 	defer piece.Close()
-	who := caller(st.Context())
-	has := s.fetches(who, 1)
-	defer s.fetches(who, -1)
-	select {
-	case has.buffers <- struct{}{}:
-		defer func() { <-has.buffers }()
-	case <-st.Context().Done():
-		return status.FromContextError(st.Context().Err()).Err()
+	who := s.owner.callerOf(st.Context())
+	for room := s.room.next(); !s.shares.take(who, partBuffers, 1); room = s.room.next() {
+		select {
+		case <-room:
+		case <-st.Context().Done():
+			return status.FromContextError(st.Context().Err()).Err()
+		}
 	}
+	defer func() { s.shares.give(who, partBuffers, 1); s.room.tell() }()
 	buf, err := s.take(st.Context())
 	if err != nil {
 		return err

@@ -2,75 +2,175 @@ package peers
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"net"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// share is what one caller has of this host: at most half of all leases, half of their keys, and [buffersOfOne].
-type share struct {
-	leases, keys int
-	fetches      int           // calls of Fetch
-	buffers      chan struct{} // a place for each that may have one
+// resource is what callers have shares of.
+type resource int
+
+const (
+	handshakes resource = iota // connections that have not shown who they are
+	lines                      // connections
+	leases
+	leasedKeys // that leases were asked for: each takes memory, also where many leases have the same entries
+	partBuffers
+	resources
+)
+
+// shares divide what this host has for callers. A caller has at most as much as it leaves free, so there is always something left for the next.
+// A quarter is set aside for the peers of the configuration, a part for each, and where there are any, others have half together.
+type shares struct {
+	most [resources]int
+
+	mu    sync.Mutex
+	peers int // of the configuration
+	held  [resources]int
+	of    map[caller]*[resources]int
 }
 
-// caller is who calls, by the address: a peer has several connections.
-func caller(ctx context.Context) string {
-	if p, ok := grpcpeer.FromContext(ctx); ok {
-		if host, _, err := net.SplitHostPort(p.Addr.String()); err == nil {
-			return host
+// caller is who has a share: a host of the configuration by its address, else a certificate, or an address where there is none.
+type caller struct {
+	id    string
+	known bool // it is one of the configuration
+}
+
+// take takes n of a resource for a caller, or says that it may not have that.
+func (s *shares) take(who caller, r resource, n int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.settle(who)
+	own := 0 // that is set aside for a peer
+	if s.peers > 0 {
+		own = s.most[r] / 4 / s.peers
+	}
+	mine, free, strange, kept := s.has(who)[r], s.most[r]-s.held[r], 0, s.peers*own
+	for o, has := range s.of {
+		if !o.known {
+			strange += has[r]
+		} else if o != who {
+			kept -= min(own, has[r])
 		}
+	}
+	if who.known {
+		kept -= own
+	}
+	borrow := free - max(0, kept)
+	if !who.known && s.peers > 0 {
+		borrow = min(borrow, s.most[r]/2-strange)
+	}
+	if n > free || !(who.known && mine+n <= own) && mine+n > (borrow+mine)/2 {
+		return false
+	}
+	s.add(who, r, n)
+	return true
+}
+
+// give gives n back.
+func (s *shares) give(who caller, r resource, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.add(who, r, -n)
+	s.settle(who)
+}
+
+func (s *shares) has(who caller) *[resources]int {
+	if s.of[who] == nil {
+		s.of[who] = new([resources]int)
+	}
+	return s.of[who]
+}
+
+func (s *shares) add(who caller, r resource, n int) {
+	s.has(who)[r] += n
+	s.held[r] += n
+}
+
+// settle forgets a share of nothing.
+func (s *shares) settle(who caller) {
+	if *s.has(who) == [resources]int{} {
+		delete(s.of, who)
+	}
+}
+
+// expect says how many peers the configuration has.
+func (s *shares) expect(peers int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.peers = peers
+}
+
+// addressOf is where a call comes from.
+func addressOf(ctx context.Context) string {
+	if p, ok := grpcpeer.FromContext(ctx); ok {
+		return hostOf(p.Addr)
 	}
 	return ""
 }
 
-// of is the share of a caller, which may be new. The lock is held.
-func (l *lending) of(who string) *share {
-	has := l.shares[who]
-	if has == nil {
-		has = &share{buffers: make(chan struct{}, buffersOfOne)}
-		l.shares[who] = has
+func hostOf(at net.Addr) string {
+	host, _, _ := net.SplitHostPort(at.String())
+	return host
+}
+
+// lineOf is the connection of a call, nil if it comes from no port.
+func lineOf(ctx context.Context) *line {
+	if p, ok := grpcpeer.FromContext(ctx); ok {
+		c, _ := p.AuthInfo.(*line)
+		return c
 	}
-	return has
+	return nil
 }
 
-// settle forgets a share of nothing. The lock is held.
-func (l *lending) settle(who string, has *share) {
-	if has.leases == 0 && has.fetches == 0 {
-		delete(l.shares, who)
+func arrivalsOf(info credentials.AuthInfo) *arrivals.Conn {
+	if c, ok := info.(*line); ok {
+		return c.Conn
 	}
+	return nil
 }
 
-// many says that a lease of so many more keys is more than there may be, or than the caller may have.
-func (l *lending) many(who string, keys int) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	has := l.of(who)
-	defer l.settle(who, has)
-	return len(l.leases) >= mostLent || l.keys+keys > mostLentKeys || has.leases >= mostLent/2 || has.keys+keys > mostLentKeys/2
+// callerOf is who calls.
+func (p *Peers) callerOf(ctx context.Context) caller {
+	if c := lineOf(ctx); c != nil {
+		return c.who
+	}
+	if c, ok := grpcpeer.FromContext(ctx); ok {
+		return p.callerAt(c.Addr, c.AuthInfo)
+	}
+	return caller{}
 }
 
-// account counts leases and keys of a caller. The lock is held.
-func (l *lending) account(who string, leases, keys int) {
-	has := l.of(who)
-	has.leases, has.keys, l.keys = has.leases+leases, has.keys+keys, l.keys+keys
-	l.settle(who, has)
-}
-
-// fetches counts a call of Fetch that begins, or has ended.
-func (l *lending) fetches(who string, n int) *share {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	has := l.of(who)
-	has.fetches += n
-	l.settle(who, has)
-	return has
+// callerAt is who has a connection, of which it has shown so much.
+func (p *Peers) callerAt(at net.Addr, info credentials.AuthInfo) caller {
+	host := hostOf(at)
+	if known := p.addresses.Load(); known != nil && (*known)[host] {
+		return caller{host, true}
+	}
+	tls, ok := info.(credentials.TLSInfo)
+	if !ok || len(tls.State.PeerCertificates) == 0 {
+		return caller{host, false}
+	}
+	cert := tls.State.PeerCertificates[0]
+	sum := sha256.Sum256(cert.Raw)
+	who := caller{id: "certificate " + hex.EncodeToString(sum[:8])}
+	for _, name := range p.cfg.Hosts { // its address is another's: it calls through a router
+		if name, _, err := net.SplitHostPort(name); err == nil && cert.VerifyHostname(name) == nil {
+			who.known = true
+		}
+	}
+	return who
 }
 
 // leaseTime is how long a lease may last that is wanted for a time.

@@ -132,7 +132,11 @@ func (id *identity) admits(ctx context.Context) error {
 // shown is what the other side of a connection has shown, nil without TLS.
 func shown(ctx context.Context) []*x509.Certificate {
 	if p, ok := grpcpeer.FromContext(ctx); ok {
-		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+		info := p.AuthInfo
+		if l, ok := info.(*line); ok {
+			info = l.AuthInfo
+		}
+		if info, ok := info.(credentials.TLSInfo); ok {
 			return info.State.PeerCertificates
 		}
 	}

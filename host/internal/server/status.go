@@ -87,7 +87,9 @@ func (s *Server) Latencies() []Latency { return s.latencies.Read() }
 func (s *Server) Usage() []*Usage { return s.usage.List() }
 
 // Budgets are what clients make the host hold, each with the holders of most of it.
-func (s *Server) Budgets(most int) []budget.Figures { return s.budgets.Figures(most) }
+func (s *Server) Budgets(most int) []budget.Figures {
+	return append(s.budgets.Figures(most), s.cfg.Peers.Budgets(most)...)
+}
 
 // HTTPConnections bounds those of the host's HTTP interface.
 func (s *Server) HTTPConnections() *budget.Connections { return s.budgets.HTTP }

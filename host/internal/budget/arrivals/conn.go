@@ -168,10 +168,12 @@ func (c *arrival) end() error {
 		(*Conn)(c).over(c.in.stream())
 	case c.in.kind() == kindHeaders && c.in.stream() > c.last:
 		c.last = c.in.stream()
-		c.open[c.last] = struct{}{}
 		if c.call > 0 && !c.closed {
-			return c.holder.Take(partCalls, c.call)
+			if err := c.holder.Take(partCalls, c.call); err != nil {
+				return err
+			}
 		}
+		c.open[c.last] = struct{}{}
 	}
 	return nil
 }

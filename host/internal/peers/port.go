@@ -1,0 +1,316 @@
+package peers
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	protobuf "google.golang.org/protobuf/proto"
+
+	"github.com/kvhost/kvhost/host/internal/budget"
+	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+const (
+	leastMemory = 16 << 20  // of callers
+	mostMemory  = 256 << 20 // likewise
+	lineBytes   = 160 << 10 // of a connection that does nothing
+	callBytes   = 16 << 10  // of a call
+	streamBytes = 64 << 10  // more of a stream of residents
+	mostHeader  = 8 << 10   // of a call
+	callWindow  = 64 << 10  // of what a caller may send before it is read
+	lineWindow  = 1 << 20   // likewise, on one connection
+	lineBuffer  = 64 << 10  // for each direction
+
+	mostKnocks    = 64 // handshakes
+	handshakeTime = 5 * time.Second
+)
+
+// Parts of the memory of a connection.
+const (
+	partCalls   = 1
+	partAnswers = 2
+	partLines   = 3
+)
+
+// Memory is how much of a host's memory callers may have it hold.
+func Memory(limit int64) int64 { return max(leastMemory, min(limit/8, mostMemory)) }
+
+// door is the listener. Connections of which it is not known yet who has them are few, and not so for long.
+type door struct {
+	net.Listener
+	lending *lending
+}
+
+// Accept implements [net.Listener].
+func (d door) Accept() (net.Conn, error) {
+	for {
+		c, err := d.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		who := d.lending.owner.callerAt(c.RemoteAddr(), nil)
+		if d.lending.shares.take(who, handshakes, 1) {
+			return &knock{Conn: c, over: sync.OnceFunc(func() { d.lending.shares.give(who, handshakes, 1) })}, nil
+		}
+		d.lending.count.refused.Add(1)
+		_ = c.Close() // nothing is to be done about it
+	}
+}
+
+// knock is a connection whose handshake is not over.
+type knock struct {
+	net.Conn
+	over func()
+}
+
+// Close implements [net.Conn].
+func (k *knock) Close() error {
+	k.over()
+	return k.Conn.Close()
+}
+
+// line is a connection of a caller that has shown who it is, within its share of the memory.
+type line struct {
+	*arrivals.Conn
+	credentials.AuthInfo
+	who  caller
+	over func()
+}
+
+// Close implements [net.Conn].
+func (c *line) Close() error {
+	c.over()
+	return c.Conn.Close()
+}
+
+// atDoor is the handshake of a [knock], which becomes a [line].
+type atDoor struct {
+	credentials.TransportCredentials
+	lending *lending
+}
+
+// ServerHandshake implements [credentials.TransportCredentials].
+func (d atDoor) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	c, info, err := d.TransportCredentials.ServerHandshake(raw)
+	if k, ok := raw.(*knock); ok {
+		k.over()
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := d.lending.admitLine(c, info)
+	if err != nil {
+		d.lending.count.refused.Add(1)
+		return nil, nil, err
+	}
+	return l, l, nil
+}
+
+// Clone implements [credentials.TransportCredentials].
+func (d atDoor) Clone() credentials.TransportCredentials {
+	return atDoor{d.TransportCredentials.Clone(), d.lending}
+}
+
+// admitLine charges a connection to its caller.
+func (l *lending) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error) {
+	who := l.owner.callerAt(c.RemoteAddr(), info)
+	if !l.shares.take(who, lines, 1) {
+		return nil, fmt.Errorf("%w: %s has as many connections as it may", ErrAway, who.id)
+	}
+	give := func() { l.shares.give(who, lines, 1); l.room.tell() }
+	holder, err := l.memory.Join(who.id, l.tenant(who))
+	if err == nil {
+		if err = holder.Take(partLines, lineBytes); err != nil {
+			holder.Leave()
+		}
+	}
+	if err != nil {
+		give()
+		return nil, err
+	}
+	refused := func(err error) {
+		l.count.refused.Add(1)
+		l.owner.cfg.Log.Warn("a connection of a peer is closed: it takes more than its share", "peer", who.id, "error", err)
+	}
+	return &line{arrivals.New(c, holder, callBytes, refused), info, who, sync.OnceFunc(func() { holder.Give(partLines, lineBytes); give() })}, nil
+}
+
+// tenant numbers who shares memory: each peer of the configuration has a number, and others have one together.
+func (l *lending) tenant(who caller) uint32 {
+	if !who.known {
+		return 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.tenants[who.id] == 0 {
+		l.tenants[who.id] = uint32(len(l.tenants)) + 1
+	}
+	return l.tenants[who.id]
+}
+
+// admit refuses calls by a connection that would not be accepted any more, and answers within the memory of the connection.
+func (l *lending) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	if err := l.owner.id.admits(ctx); err != nil {
+		return nil, err
+	}
+	r, err := handle(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := l.charge(ctx, r)
+	if r, ok := r.(*proto.LeaseResponse); ok && err != nil {
+		l.takeBack(r.GetLease())
+	}
+	return answer, err
+}
+
+func (l *lending) admitStream(srv any, st grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	if err := l.owner.id.admits(st.Context()); err != nil {
+		return err
+	}
+	return handle(srv, sender{st, l})
+}
+
+// sender sends the messages of a stream within the memory of its connection.
+type sender struct {
+	grpc.ServerStream
+	lending *lending
+}
+
+// SendMsg implements [grpc.ServerStream]. It waits until there is memory.
+func (s sender) SendMsg(m any) error {
+	for {
+		room := s.lending.room.next()
+		answer, err := s.lending.charge(s.Context(), m)
+		if err == nil {
+			err = s.ServerStream.SendMsg(answer)
+			if a, ok := answer.(*charged); ok && !a.encoded {
+				a.over()
+			}
+			return err
+		}
+		select {
+		case <-room:
+		case <-s.Context().Done():
+			return status.FromContextError(s.Context().Err()).Err()
+		}
+	}
+}
+
+// charged is a message that is charged to a connection until the kernel has its bytes, or nothing will.
+type charged struct {
+	protobuf.Message
+	buffer  int
+	over    func()
+	encoded bool // gRPC frees it
+}
+
+// charge charges a message to the connection of a call.
+func (l *lending) charge(ctx context.Context, m any) (any, error) {
+	holder := holderOf(ctx)
+	msg, ok := m.(protobuf.Message)
+	if holder == nil || !ok {
+		return m, nil
+	}
+	n := bufferFor(protobuf.Size(msg))
+	if err := holder.Take(partAnswers, int64(n)); err != nil {
+		return nil, status.Error(codes.ResourceExhausted, "answers are not read")
+	}
+	return &charged{Message: msg, buffer: n, over: sync.OnceFunc(func() { holder.Give(partAnswers, int64(n)); l.room.tell() })}, nil
+}
+
+// holderOf is the memory of a call's connection.
+func holderOf(ctx context.Context) *budget.Holder {
+	if c := lineOf(ctx); c != nil {
+		return c.Holder()
+	}
+	return nil
+}
+
+const (
+	leastBuffer = 1<<10 + 1    // that gRPC gives back: see [mem.NewBuffer]
+	partMessage = part + 1<<10 // that has a part
+)
+
+// messages are buffers of messages with a part.
+var messages = sync.Pool{New: func() any { return new(make([]byte, partMessage)) }}
+
+// bufferFor is how much memory a message of a size takes.
+func bufferFor(size int) int {
+	if size > partMessage/2 && size <= partMessage {
+		return partMessage
+	}
+	return max(size, leastBuffer)
+}
+
+// chargedCodec writes charged messages, and all others as they are.
+type chargedCodec struct{ encoding.CodecV2 }
+
+// Marshal implements [encoding.CodecV2].
+func (c chargedCodec) Marshal(v any) (mem.BufferSlice, error) {
+	m, ok := v.(*charged)
+	if !ok {
+		return c.CodecV2.Marshal(v)
+	}
+	var buf *[]byte
+	if m.buffer == partMessage {
+		buf = messages.Get().(*[]byte)
+	} else {
+		buf = new(make([]byte, m.buffer))
+	}
+	bytes, err := protobuf.MarshalOptions{UseCachedSize: true}.MarshalAppend((*buf)[:0], m.Message)
+	if err != nil {
+		return nil, err
+	}
+	*buf, m.encoded = bytes, true
+	return mem.BufferSlice{mem.NewBuffer(buf, returned{m})}, nil
+}
+
+// returned is a pool that hears when a message is not used any more.
+type returned struct{ *charged }
+
+// Get implements [mem.BufferPool].
+func (returned) Get(n int) *[]byte { return new(make([]byte, n)) }
+
+// Put implements [mem.BufferPool].
+func (r returned) Put(buf *[]byte) {
+	if r.buffer == partMessage {
+		messages.Put(new((*buf)[:cap(*buf)]))
+	}
+	r.over()
+}
+
+// news tells who waits that something was given back.
+type news struct {
+	mu   sync.Mutex
+	wait chan struct{} // nil: nothing waits
+}
+
+// next is closed when something is given back after this.
+func (n *news) next() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.wait == nil {
+		n.wait = make(chan struct{})
+	}
+	return n.wait
+}
+
+func (n *news) tell() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.wait != nil {
+		close(n.wait)
+		n.wait = nil
+	}
+}

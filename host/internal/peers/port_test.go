@@ -1,0 +1,197 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"runtime"
+	"slices"
+	"testing"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	protobuf "google.golang.org/protobuf/proto"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// mute is a caller that sends and reads nothing.
+type mute struct {
+	net.Conn
+	*http2.Framer
+	head   bytes.Buffer
+	coder  *hpack.Encoder
+	stream uint32
+}
+
+// dialFrom connects from an address of this machine.
+func dialFrom(t *testing.T, from, to string) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	c, err := d.DialContext(t.Context(), "tcp", to)
+	testenv.OK(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func newMute(t *testing.T, from, to string) *mute {
+	m := &mute{Conn: dialFrom(t, from, to)}
+	m.Framer = http2.NewFramer(m.Conn, m.Conn)
+	_, err := io.WriteString(m, http2.ClientPreface)
+	if err = errors.Join(err, m.WriteSettings()); err != nil {
+		t.Logf("a connection is closed at once: %v", err)
+	}
+	m.coder = hpack.NewEncoder(&m.head)
+	return m
+}
+
+// call begins a call, and sends so much of its message in frames of so many bytes. It is false once the host has closed the connection.
+func (m *mute) call(method string, message []byte, frame int) bool {
+	m.head.Reset()
+	for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "x"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
+		_ = m.coder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+	}
+	m.stream += 2
+	err := m.WriteHeaders(http2.HeadersFrameParam{StreamID: m.stream - 1, BlockFragment: m.head.Bytes(), EndHeaders: true})
+	for part := range slices.Chunk(message, frame) {
+		err = errors.Join(err, m.WriteData(m.stream-1, false, part))
+	}
+	return err == nil
+}
+
+// framed is a message as gRPC sends it.
+func framed(t *testing.T, m protobuf.Message) []byte {
+	b, err := protobuf.Marshal(m)
+	testenv.OK(t, err)
+	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
+}
+
+// heap is what is allocated and in use.
+func heap() int64 {
+	runtime.GC()
+	var s runtime.MemStats
+	runtime.ReadMemStats(&s)
+	return int64(s.HeapInuse + s.StackInuse)
+}
+
+// TestCallersThatDoNotRead hold no more memory than callers may, and leave a peer of the configuration what it needs.
+func TestCallersThatDoNotRead(t *testing.T) {
+	for what, attack := range map[string]func(t *testing.T, lease uint64, m *mute) bool{
+		"residents": func(t *testing.T, _ uint64, m *mute) bool {
+			return m.call(proto.PeerService_Residents_FullMethodName, framed(t, &proto.ResidentsRequest{}), 1<<10)
+		},
+		"bytes": func(t *testing.T, lease uint64, m *mute) bool {
+			return m.call(proto.PeerService_Fetch_FullMethodName, framed(t, &proto.FetchRequest{Lease: lease, Bytes: 2 * pageBytes}), 1<<10)
+		},
+		"half a message": func(t *testing.T, _ uint64, m *mute) bool {
+			return m.call(proto.PeerService_Lease_FullMethodName, append([]byte{0, 0, 15, 0, 0}, make([]byte, 60<<10)...), 15<<10)
+		},
+		"a message in frames of a byte": func(t *testing.T, _ uint64, m *mute) bool {
+			return m.call(proto.PeerService_Lease_FullMethodName, append([]byte{0, 0, 15, 0, 0}, make([]byte, 4<<10)...), 1)
+		},
+		"calls of nothing": func(_ *testing.T, _ uint64, m *mute) bool {
+			return m.call(proto.PeerService_Lease_FullMethodName, nil, 1)
+		},
+		"calls of a method that is none": func(_ *testing.T, _ uint64, m *mute) bool { return m.call("/kvhost.v1.PeerService/None", nil, 1) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLender(t)
+			addr := l.owner.Addr()
+			l.owner.addresses.Store(&map[string]bool{"127.0.0.2": true})
+			l.lending.shares.expect(1)
+			held, err := l.Lease(calledBy(t, 9), l.ask)
+			testenv.OK(t, err)
+			before := heap()
+			for range 100 {
+				m := newMute(t, "127.0.0.3", addr)
+				for range 2 * mostStreams {
+					if !attack(t, held.GetLease(), m) {
+						break
+					}
+				}
+			}
+			peer, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+				grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialFrom(t, "127.0.0.2", addr), nil }))
+			testenv.OK(t, err)
+			defer peer.Close()
+			client := proto.NewPeerServiceClient(peer)
+			r, err := client.Lease(testenv.Context(t), l.ask)
+			testenv.OK(t, err)
+			stream, err := client.Fetch(testenv.Context(t), &proto.FetchRequest{Lease: r.GetLease(), Bytes: pageBytes})
+			testenv.OK(t, err)
+			if got, err := stream.Recv(); err != nil || len(got.GetData()) != pageBytes {
+				t.Errorf("a peer has got %d bytes, %v, want %d", len(got.GetData()), err, pageBytes)
+			}
+			f := l.lending.memory.Figures(0)
+			if grown := heap() - before; f.Held < 0 || f.Held > f.Limit || grown > f.Limit+f.Limit/2 {
+				t.Errorf("callers hold %d bytes by the account and %d more of the heap, want at most %d", f.Held, grown, f.Limit)
+			}
+			t.Logf("held %d KiB of %d, heap %d KiB more", f.Held>>10, f.Limit>>10, (heap()-before)>>10)
+		})
+	}
+}
+
+// TestKnocks: connections that do not show who they are end, and are few until then; a peer's is taken.
+func TestKnocks(t *testing.T) {
+	l := newLenderWith(t, Config{Hosts: []string{"127.0.0.2:1"}})
+	testenv.Until(t, "the configuration's address", func() bool { return l.owner.addresses.Load() != nil && (*l.owner.addresses.Load())["127.0.0.2"] })
+	var open []net.Conn
+	for range 2 * mostKnocks {
+		open = append(open, dialFrom(t, "127.0.0.3", l.owner.Addr()))
+	}
+	testenv.Until(t, "the end of those beyond a stranger's share", func() bool { return l.owner.Lent().Refused >= mostKnocks })
+	m := newMute(t, "127.0.0.2", l.owner.Addr())
+	if _, err := m.ReadFrame(); err != nil {
+		t.Errorf("a peer's connection beside those: %v, want the host's settings", err)
+	}
+	for _, c := range open { // in handshakeTime
+		if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, io.EOF) {
+			t.Logf("a connection ends: %v", err)
+		}
+	}
+	if n := l.lending.shares.held[handshakes]; n != 0 {
+		t.Errorf("%d handshakes are counted when all are over, want none", n)
+	}
+}
+
+// TestAnswersAreGivenBack: what was charged for calls is given back when the caller reads, and when it goes.
+func TestAnswersAreGivenBack(t *testing.T) {
+	l := newLender(t)
+	line, err := l.owner.dial("127.0.0.1:1", l.owner.Addr())
+	testenv.OK(t, err)
+	client := proto.NewPeerServiceClient(line)
+	ctx, end := context.WithCancel(t.Context())
+	for range 20 {
+		_, err := client.Residents(ctx, &proto.ResidentsRequest{})
+		testenv.OK(t, err)
+		r, err := client.Lease(ctx, l.ask)
+		testenv.OK(t, err)
+		stream, err := client.Fetch(ctx, &proto.FetchRequest{Lease: r.GetLease(), Bytes: pageBytes})
+		testenv.OK(t, err)
+		_, err = stream.Recv()
+		testenv.OK(t, err)
+		_, err = client.Return(ctx, &proto.ReturnRequest{Lease: r.GetLease()})
+		testenv.OK(t, err)
+	}
+	end()
+	testenv.Until(t, "calls that are over", func() bool {
+		return l.lending.memory.Figures(0).Held == lineBytes
+	}, func() any { return l.lending.memory.Figures(1) })
+	testenv.OK(t, line.Close())
+	testenv.Until(t, "a connection that is over", func() bool {
+		l.lending.shares.mu.Lock()
+		defer l.lending.shares.mu.Unlock()
+		return l.lending.memory.Figures(0).Held == 0 && len(l.lending.shares.of) == 0
+	})
+	if _, err := client.Lease(t.Context(), l.ask); status.Code(err) != codes.Canceled {
+		t.Errorf("%v of a closed connection, want %v", err, codes.Canceled)
+	}
+}
