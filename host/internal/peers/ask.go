@@ -1,7 +1,9 @@
 package peers
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 	"sync"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -104,13 +107,40 @@ func (a *Ask) add(p *Peers, has uint64, run []kv.Key) bool {
 	for has != 0 {
 		list := (bits.TrailingZeros64(bits.RotateLeft64(has, -rotate)) + rotate) % lists
 		x := p.of[list].Load()
-		if x != nil && !x.isApart(a.lookup.Namespace.Digest, a.lookup.Group) {
+		if x != nil && !x.rests() && !x.isApart(a.lookup.Namespace.Digest, a.lookup.Group) {
 			a.peers = append(a.peers, question{Ask: a, peer: x, list: list, keys: run[:min(len(run), mostKeys)]})
 			return true
 		}
 		has &^= 1 << list
 	}
 	return false
+}
+
+// rests says that the peer is not asked just now, because it has lent nothing for long.
+func (x *peer) rests() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.vain >= mostVain && time.Now().Before(x.again)
+}
+
+// answered follows an ask that has brought something, or nothing. Who is busy again and again, or promises what it has not, costs lookups a round
+// trip each, so it is asked less and less often.
+func (x *peer) answered(some, busy bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	switch {
+	case some:
+		x.vain, x.rest = 0, 0
+		return
+	case busy:
+		x.vain += mostVain / 4
+	default:
+		x.vain++
+	}
+	if x.vain >= mostVain {
+		x.rest = min(max(firstRest, 2*x.rest), longestRest)
+		x.again = time.Now().Add(x.rest)
+	}
 }
 
 func (x *peer) isApart(namespace kv.Digest, group uint32) bool {
@@ -162,15 +192,16 @@ func (a *question) ask(ctx context.Context) bool {
 	since := time.Now()
 	n, err := a.borrow(ctx, since)
 	x.count.waited.Add(int64(time.Since(since)))
-	switch status.Code(err) {
-	case codes.ResourceExhausted: // it is busy, and says so
-	default:
-		if err != nil {
-			x.failed(err)
-		} else {
-			x.worked()
-		}
+	switch {
+	case err == nil:
+		x.worked(asking)
+	case ctx.Err() != nil || x.run.Err() != nil: // this host has ended it
+	case errors.Is(err, ErrMessage):
+		x.accuse("a peer's answer cannot be true", err)
+	case status.Code(err) != codes.ResourceExhausted: // that says it is busy
+		x.failed(asking, err)
 	}
+	x.answered(n > 0, a.busy || err != nil)
 	if err != nil {
 		a.busy = true
 		x.owner.cfg.Log.Debug("a peer lends nothing", "peer", x.addr, "error", err)
@@ -198,7 +229,11 @@ func (a *question) borrow(ctx context.Context, since time.Time) (n int, err erro
 	if err != nil {
 		return 0, err
 	}
-	ranks := bits.OnesCount64(a.lookup.Ranks)
+	lasts := min(r.GetTime().AsDuration(), q.GetTime().AsDuration(), longestLease)
+	if len(r.GetEntries()) > 0 && lasts < leastLease {
+		return 0, fmt.Errorf("%w: a lease for %s", ErrMessage, lasts)
+	}
+	ranks, class := bits.OnesCount64(a.lookup.Ranks), a.lookup.Namespace.Class(a.lookup.Group)
 	given := make([]bool, len(a.keys))
 	l := &loan{peer: x, lease: r.GetLease(), namespace: a.lookup.Namespace.Digest, group: a.lookup.Group}
 	lent := &store.Loan{Namespace: a.lookup.Namespace, Group: a.lookup.Group, Tenant: a.lookup.Tenant, Ranks: a.lookup.Ranks}
@@ -210,8 +245,8 @@ func (a *question) borrow(ctx context.Context, since time.Time) (n int, err erro
 		given[e.GetIndex()] = true
 		entry := store.LentEntry{Key: a.keys[e.GetIndex()]}
 		for _, n := range e.GetBytes() {
-			if !soundSize(n) {
-				return 0, fmt.Errorf("%w: a piece of %d bytes", ErrMessage, n)
+			if !soundSize(n, class) {
+				return 0, fmt.Errorf("%w: a piece of %d bytes, where one takes %d here", ErrMessage, n, class.FileBytes())
 			}
 			entry.Bytes = append(entry.Bytes, int64(n))
 		}
@@ -223,12 +258,15 @@ func (a *question) borrow(ctx context.Context, since time.Time) (n int, err erro
 	if len(index) == 0 {
 		return 0, nil
 	}
+	printer := class.Printer
 	lent.Name = func(entry int, rank uint32, bytes int64, name string) {
-		p.fs.add(name, &piece{loan: l, entry: index[entry], rank: rank, bytes: bytes})
+		p.fs.add(name, &piece{loan: l, entry: index[entry], print: printer.Print(&a.keys[index[entry]]), rank: rank, bytes: bytes})
 	}
-	lasts := min(r.GetTime().AsDuration(), longestLease)
 	l.lasts, l.due, l.ends = lasts, since.Add(min(unused, lasts/2)), since.Add(lasts)
-	l.entries, err = p.store.Borrow(lent)
+	marks, err := p.store.Borrow(lent)
+	x.giving.Lock()
+	l.entries = marks
+	x.giving.Unlock()
 	x.mu.Lock()
 	x.loans = append(x.loans, l) // tidy gives back what has no entry
 	here := x.state == Here
@@ -239,8 +277,13 @@ func (a *question) borrow(ctx context.Context, since time.Time) (n int, err erro
 	return len(index), err
 }
 
-// soundSize says whether a piece's file may have so many bytes.
-func soundSize(n uint64) bool { return n > 0 && n%pageBytes == 0 && n <= 1<<40 }
+// soundSize says whether a piece's file may have so many bytes. Another layout than this host's may have a gap before each page.
+func soundSize(n uint64, class *catalog.Class) bool {
+	return n > pageBytes && n%pageBytes == 0 && class != nil && n <= uint64(2*cmp.Or(class.FileBytes(), largestPiece))
+}
+
+// largestPiece bounds what is not known by a geometry.
+const largestPiece = 1 << 30
 
 // strike takes promises out of the table that were not kept.
 func (a *question) strike(given []bool) {

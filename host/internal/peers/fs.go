@@ -40,6 +40,7 @@ type FS struct {
 type piece struct {
 	loan  *loan
 	entry uint32
+	print uint64 // the entry's fingerprint; 0 of what is offered
 	rank  uint32
 	bytes int64
 	ino   uint64

@@ -87,6 +87,7 @@ func (p *Peers) Offer(ctx context.Context, o *store.Offer) error {
 		}
 		q.Bytes = append(q.Bytes, uint64(n))
 	}
+	given := ctx
 	ctx, stop := context.WithTimeout(ctx, p.patience)
 	defer stop()
 	q.Lease = p.lending.hold(o.Lease, caller{}, 0, p.patience)
@@ -94,10 +95,12 @@ func (p *Peers) Offer(ctx context.Context, o *store.Offer) error {
 	x.count.offers.Add(1)
 	r, err := client.Offer(ctx, q)
 	switch {
+	case given.Err() != nil:
+		return given.Err()
 	case status.Code(err) == codes.ResourceExhausted, err == nil && !r.GetTaken():
 		return moves.ErrRefused
 	case err != nil:
-		x.failed(err)
+		x.failed(asking, err)
 		return fmt.Errorf("%w: %s: %w", ErrAway, x.addr, err)
 	}
 	x.count.taken.Add(1)
@@ -111,8 +114,13 @@ func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.Offer
 		return nil, status.Error(codes.InvalidArgument, "host, namespace, key or pieces")
 	}
 	entry := store.LentEntry{Key: kv.Key(q.GetKey())}
+	class := s.owner.store.ClassOf(kv.Digest(q.GetNamespaceDigest()), q.GetGroup())
+	if class == nil { // of no engine here
+		s.count.declined.Add(1)
+		return &proto.OfferResponse{}, nil
+	}
 	for _, n := range q.GetBytes() {
-		if !soundSize(n) {
+		if !soundSize(n, class) {
 			return nil, status.Error(codes.InvalidArgument, "the size of a piece")
 		}
 		entry.Bytes = append(entry.Bytes, int64(n))

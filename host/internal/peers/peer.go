@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +32,9 @@ const (
 	asksAtOnce    = 64
 	dataLines     = 4 // connections for bytes, apart from that of leases
 	returnTimeout = time.Second
+	mostVain      = 16 // asks that bring nothing, of one that is busy a quarter
+	firstRest     = 50 * time.Millisecond
+	longestRest   = 5 * time.Second
 	unused        = 2 * time.Second // what no lookup has granted any more is kept so long, for the next
 )
 
@@ -70,8 +74,8 @@ type peer struct {
 	host     [16]byte
 	state    State
 	reason   string
-	list     int // of the table; lists: none
-	failures int
+	list     int        // of the table; lists: none
+	failures [deeds]int // in a row
 	pause    time.Duration
 	until    time.Time // left alone
 	trying   bool      // whether it answers
@@ -80,6 +84,9 @@ type peer struct {
 	owed     []uint64          // leases that could not be given back
 	apart    map[apartKey]bool // what it stores in a layout that is not known here
 	slots    []uint64          // of its memory that are read, and it does not know yet
+	vain     int               // asks that brought nothing, since one has; one that was busy counts for several
+	rest     time.Duration     // from the last of them to the next
+	again    time.Time         // when that is over
 
 	count peerCounters
 }
@@ -88,6 +95,15 @@ type apartKey struct {
 	namespace kv.Digest
 	group     uint32
 }
+
+// deed is what a peer can fail in: a good answer to one does not make up for the other.
+type deed int
+
+const (
+	asking deed = iota
+	reading
+	deeds
+)
 
 // peerCounters count since the start.
 type peerCounters struct {
@@ -196,7 +212,7 @@ func (x *peer) listen(line *grpc.ClientConn) error {
 		x.mu.Lock()
 		x.heard = time.Now()
 		if m.GetWhole() && x.state == Away {
-			x.state, x.reason, x.failures = Here, "", 0
+			x.state, x.reason, x.failures = Here, "", [deeds]int{}
 			clear(x.apart)
 			x.owner.of[list].Store(x)
 			x.owner.usable.Or(1 << list)
@@ -282,21 +298,23 @@ func (x *peer) is(s State) bool {
 }
 
 // worked follows an answer in time.
-func (x *peer) worked() {
+func (x *peer) worked(at deed) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.failures, x.pause = 0, 0
+	if x.failures[at] = 0; x.failures == [deeds]int{} {
+		x.pause = 0
+	}
 }
 
-// failed follows a failure. A peer that fails again and again is left alone.
-func (x *peer) failed(err error) {
-	if x.run.Err() != nil || errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled {
+// failed follows a failure that is none of this host's: it has canceled nothing. A peer that fails again and again is left alone.
+func (x *peer) failed(at deed, err error) {
+	if x.run.Err() != nil { // this host ends it
 		return
 	}
 	x.count.failures.Add(1)
 	x.mu.Lock()
-	x.failures++
-	over := (x.failures >= mostFailures || errors.Is(err, errSilent)) && x.state == Here
+	x.failures[at]++
+	over := (x.failures[at] >= mostFailures || errors.Is(err, errSilent)) && x.state == Here
 	if over {
 		x.pause = min(max(x.owner.pause, 2*x.pause), longestPause)
 	}
@@ -320,9 +338,32 @@ func (x *peer) blame(l *loan, name string, cause error) {
 			"namespace", l.namespace, "group", l.group)
 		return
 	}
+	x.accuse("a peer has sent wrong bytes", fmt.Errorf("%s: %w", name, cause))
+}
+
+// accuse names a peer that has said or sent what cannot be, and leaves it alone.
+func (x *peer) accuse(what string, cause error) {
 	x.count.blamed.Add(1)
-	x.owner.cfg.Log.Error("a peer has sent wrong bytes: it is left alone for a while", "peer", x.addr, "file", name, "error", cause)
-	x.leaveAlone(longestPause, fmt.Errorf("it has sent wrong bytes: %w", cause))
+	x.owner.cfg.Log.Error(what+": it is left alone for a while", "peer", x.addr, "error", cause)
+	x.leaveAlone(longestPause, fmt.Errorf("%s: %w", what, cause))
+}
+
+// missed makes a miss of an entry whose bytes did not come, until the peer tells of it again.
+func (x *peer) missed(p *piece) {
+	x.mu.Lock()
+	list := x.list
+	x.mu.Unlock()
+	if p.print == 0 || list == lists {
+		return
+	}
+	x.owner.table.remove(p.print, list)
+	x.giving.Lock()
+	defer x.giving.Unlock()
+	i := slices.IndexFunc(p.loan.entries, func(m store.Borrowed) bool { return m.Fingerprint == p.print })
+	if i >= 0 {
+		x.owner.store.GiveBack(p.loan.entries[i:i+1:i+1], true)
+		p.loan.entries = slices.Delete(p.loan.entries, i, i+1)
+	}
 }
 
 // leaveAlone has the peer not asked for a time, and forgets what it has lent.
@@ -392,7 +433,7 @@ func (x *peer) tryAgain() {
 		x.pause = min(max(x.owner.pause, 2*x.pause), longestPause)
 		x.until = time.Now().Add(x.pause)
 	default:
-		x.state, x.reason, x.failures = Here, "", mostFailures-1 // the next failure is enough
+		x.state, x.reason, x.failures = Here, "", [deeds]int{mostFailures - 1, mostFailures - 1} // the next failure is enough
 		x.owner.usable.Or(1 << x.list)
 	}
 }
@@ -480,7 +521,7 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 	defer func() {
 		if err == nil {
 			x.count.bytes.Add(uint64(all))
-			x.worked()
+			x.worked(reading)
 			return
 		}
 		var held staging.Held // it says the cause itself
@@ -492,7 +533,8 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 		}
 		offered := p.loan.lasts == 0 // which is over before long
 		if !p.loan.hearsay && (!offered || status.Code(err) != codes.NotFound) {
-			x.failed(err)
+			x.failed(reading, err)
+			x.owner.work.Go(func() { x.missed(p) }) // who reads holds the entry
 		}
 	}()
 	if did, err := p.readByNIXL(ctx, dst, off, func() { idle.Reset(patience) }); did {

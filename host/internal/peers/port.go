@@ -67,7 +67,7 @@ func (d door) Accept() (net.Conn, error) {
 	}
 }
 
-// knock is a connection whose handshake is not over.
+// knock is a connection before the end of its handshake.
 type knock struct {
 	net.Conn
 	over func()

@@ -150,7 +150,7 @@ func TestKnocks(t *testing.T) {
 	testenv.Until(t, "the end of those beyond a stranger's share", func() bool { return l.owner.Lent().Refused >= mostKnocks })
 	m := newMute(t, "127.0.0.2", l.owner.Addr())
 	if _, err := m.ReadFrame(); err != nil {
-		t.Errorf("a peer's connection beside those: %v, want the host's settings", err)
+		t.Errorf("a peer's connection with those: %v, want the host's settings", err)
 	}
 	for _, c := range open { // in handshakeTime
 		if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, io.EOF) {

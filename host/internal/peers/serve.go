@@ -32,6 +32,7 @@ const (
 	mostLent     = 8192    // leases
 	mostLentKeys = 1 << 20 // of all leases
 	mostStreams  = 96      // calls of a connection
+	leastLease   = time.Second
 	longestLease = 10 * time.Minute
 	part         = 512 << 10 // bytes of a message of Fetch
 	buffers      = 64

@@ -175,7 +175,7 @@ func (p *Peers) callerAt(at net.Addr, info credentials.AuthInfo) caller {
 
 // leaseTime is how long a lease may last that is wanted for a time.
 func leaseTime(wanted *durationpb.Duration) time.Duration {
-	return min(max(wanted.AsDuration(), time.Second), longestLease)
+	return min(max(wanted.AsDuration(), leastLease), longestLease)
 }
 
 // Renew implements the service.
@@ -210,7 +210,7 @@ func (x *peer) renew(l *loan) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	l.renewing = false
-	if err == nil {
-		l.ends = since.Add(min(r.GetTime().AsDuration(), longestLease))
+	if lasts := min(r.GetTime().AsDuration(), l.lasts, longestLease); err == nil && lasts >= leastLease {
+		l.ends = since.Add(lasts)
 	}
 }

@@ -600,7 +600,7 @@ func (c *client) list(ctx context.Context, prefix, delimiter string, found func(
 	}
 }
 
-// pages are those of a list so far. A server whose marks of the next page repeat, with whatever period, is found out by Brent's way: one mark
+// pages are those of a list so far. Marks of a next page that repeat, with whatever period, are found by Brent's way: one mark
 // is kept, and another in its place after twice as many.
 type pages struct {
 	kept              string

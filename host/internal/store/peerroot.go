@@ -172,6 +172,14 @@ func (s *Store) Lend(ns kv.Digest, q LookupRequest) (*Lease, error) {
 	return s.Lookup(q)
 }
 
+// ClassOf is what is known of a group's pieces by their namespace's digest, or nil.
+func (s *Store) ClassOf(ns kv.Digest, group uint32) *catalog.Class {
+	if known := s.catalog.Known(ns); known != nil {
+		return known.Class(group)
+	}
+	return nil
+}
+
 // Size is the size of the file of the i-th key's piece, which is not taken for one that is loaded.
 func (l *Lease) Size(i int, rank uint32) (int64, error) {
 	if !l.Has(i) {

@@ -1,0 +1,151 @@
+package peers
+
+import (
+	"math"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// TestLiesOfALease: what a peer says of a lease is bounded by the namespace and the protocol. It is refused, and the peer named, at once.
+func TestLiesOfALease(t *testing.T) {
+	for what, lie := range map[string]func(*proto.LeaseResponse){
+		"a TiB":                    func(m *proto.LeaseResponse) { m.Entries[0].Bytes[0] = 1 << 40 },
+		"three times a piece":      func(m *proto.LeaseResponse) { m.Entries[0].Bytes[0] = 3 * pieceBytes },
+		"no bytes":                 func(m *proto.LeaseResponse) { m.Entries[0].Bytes[0] = 0 },
+		"a header":                 func(m *proto.LeaseResponse) { m.Entries[0].Bytes[0] = pageBytes },
+		"half a page":              func(m *proto.LeaseResponse) { m.Entries[0].Bytes[0] = pieceBytes + pageBytes/2 },
+		"all numbers":              func(m *proto.LeaseResponse) { m.Entries[0].Bytes[0] = math.MaxUint64 - pageBytes + 1 },
+		"another key":              func(m *proto.LeaseResponse) { m.Entries[0].Index = 7 },
+		"a key twice":              func(m *proto.LeaseResponse) { m.Entries[1].Index = 0 },
+		"two pieces for one":       func(m *proto.LeaseResponse) { m.Entries[0].Bytes = append(m.Entries[0].Bytes, pieceBytes) },
+		"no time":                  func(m *proto.LeaseResponse) { m.Time = nil },
+		"a time that is over":      func(m *proto.LeaseResponse) { m.Time = durationpb.New(-time.Hour) },
+		"less time than any lease": func(m *proto.LeaseResponse) { m.Time = durationpb.New(leastLease - 1) },
+		"a time that has no number": func(m *proto.LeaseResponse) {
+			m.Time = &durationpb.Duration{Seconds: math.MinInt64, Nanos: math.MaxInt32}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			f := &fake{lease: func(q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+				m, err := lend(pieceBytes)(q)
+				lie(m)
+				return m, err
+			}}
+			r := newRig(t, f, 1, 2)
+			if n := r.look(key(1), key(2)); n != 0 {
+				t.Errorf("%d hits of a liar, want none", n)
+			}
+			if s := r.peers.Stats()[0]; s.Blamed != 1 || s.State != Alone {
+				t.Errorf("the peer is %s and was blamed %d times, want it %s and blamed once", s.State, s.Blamed, Alone)
+			}
+			if s := r.store.Stats().Roots[1]; s.Used != 0 || s.Entries != 0 {
+				t.Errorf("%d bytes and %d entries are borrowed, want none", s.Used, s.Entries)
+			}
+		})
+	}
+}
+
+// TestLongTimesAreCut: a lease for longer than it was asked for lasts as long as it was asked for.
+func TestLongTimesAreCut(t *testing.T) {
+	f := &fake{lease: func(q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+		m, err := lend(pieceBytes)(q)
+		m.Time = durationpb.New(math.MaxInt64)
+		return m, err
+	}, renew: func(*proto.RenewRequest) (*proto.RenewResponse, error) {
+		return &proto.RenewResponse{Time: durationpb.New(math.MaxInt64)}, nil
+	}}
+	r := newRigWith(t, f, Config{LeaseTime: time.Minute}, 1)
+	if n := r.look(key(1)); n != 1 {
+		t.Fatalf("%d hits, want 1", n)
+	}
+	r.peer.mu.Lock()
+	l := r.peer.loans[0]
+	r.peer.mu.Unlock()
+	for range 2 {
+		if d := r.peer.left(l); d > 2*time.Minute {
+			t.Errorf("a loan lasts for %s, want at most the two minutes that were asked for", d)
+		}
+		r.peer.renew(l)
+	}
+}
+
+// TestCanceledByThePeer: what a peer cancels is its failure, and what did not come is a miss the next time.
+func TestCanceledByThePeer(t *testing.T) {
+	f := &fake{lease: lend(pieceBytes), fetch: func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error {
+		return status.Error(codes.Canceled, "no")
+	}}
+	r := newRig(t, f, 1, 2, 3, 4, 5, 6)
+	read := func() bool {
+		for _, name := range r.peers.fs.names() {
+			_ = r.peers.fs.piece(name).read(make([]byte, pageBytes), 0)
+			return true
+		}
+		return false
+	}
+	if n := r.look(key(1)); n != 1 || !read() {
+		t.Fatalf("%d hits, want 1", n)
+	}
+	r.await("a miss of what did not come", func() bool { return len(r.peers.fs.names()) == 0 && r.look(key(1)) == 0 })
+	for n := byte(2); n < 5; n++ {
+		r.look(key(n))
+		read()
+	}
+	r.await("a peer that is left alone", func() bool { return r.peers.Stats()[0].State == Alone })
+	if s := r.peers.Stats()[0]; s.Failures != mostFailures {
+		t.Errorf("%d failures, want %d until it is left alone", s.Failures, mostFailures)
+	}
+}
+
+// TestBusyForLong: a peer that has nothing to lend for long is asked less and less often, however it says so, and again once it lends.
+func TestBusyForLong(t *testing.T) {
+	for what, answer := range map[string]func() (*proto.LeaseResponse, error){
+		"it lends as much as it may": func() (*proto.LeaseResponse, error) { return nil, status.Error(codes.ResourceExhausted, "later") },
+		"it is busy":                 func() (*proto.LeaseResponse, error) { return &proto.LeaseResponse{Busy: true}, nil },
+	} {
+		t.Run(what, func(t *testing.T) {
+			var lends atomic.Bool
+			f := &fake{lease: func(q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+				if lends.Load() {
+					return lend(pieceBytes)(q)
+				}
+				return answer()
+			}}
+			r := newRig(t, f, 1)
+			since := time.Now()
+			for range 300 {
+				r.look(key(1))
+			}
+			most := uint64(4 + time.Since(since)/firstRest)
+			if s := r.peers.Stats()[0]; s.Asks > most || s.Failures != 0 || s.State != Here {
+				t.Errorf("%d asks and %d failures of one that is %s, want at most %d asks in 300 lookups", s.Asks, s.Failures, s.State, most)
+			}
+			lends.Store(true)
+			r.await("a hit once it lends", func() bool { return r.look(key(1)) == 1 })
+			if r.peer.rests() {
+				t.Error("a peer that has lent is not asked, want that it is")
+			}
+		})
+	}
+}
+
+// TestCanceledLeases: a peer that answers with CANCELED is left alone, as for any failure.
+func TestCanceledLeases(t *testing.T) {
+	f := &fake{lease: func(*proto.LeaseRequest) (*proto.LeaseResponse, error) {
+		return nil, status.Error(codes.Canceled, "no")
+	}}
+	r := newRig(t, f, 1)
+	for range 10 {
+		r.look(key(1))
+	}
+	if s := r.peers.Stats()[0]; s.State != Alone || s.Asks != mostFailures {
+		t.Errorf("it is %s after %d asks, want %s after %d", s.State, s.Asks, Alone, mostFailures)
+	}
+}
