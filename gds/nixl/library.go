@@ -94,6 +94,10 @@ func Open(path string) (*Library, error) {
 	for _, file := range places(path) {
 		// It has its own symbols and those of what it needs, which must not be taken for others of the process.
 		const noDelete = 0x1000
+		if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() { // to open a FIFO takes until another process writes to it
+			why = append(why, fmt.Errorf("%s is no regular file", file))
+			continue
+		}
 		handle, err := purego.Dlopen(file, purego.RTLD_NOW|purego.RTLD_LOCAL|noDelete)
 		if err != nil {
 			why = append(why, err)

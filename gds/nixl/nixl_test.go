@@ -254,6 +254,19 @@ func TestMoreMemory(t *testing.T) {
 	}
 }
 
+// TestNoRegularFile: what is opened at the start is a file that ends, and no FIFO that waits for another process.
+func TestNoRegularFile(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mkfifo(filepath.Join(dir, "libnixl_capi.so"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{dir, filepath.Join(dir, "libnixl_capi.so"), "/dev/zero"} {
+		if _, err := nixl.Open(path); !errors.Is(err, nixl.ErrNoLibrary) || !strings.Contains(err.Error(), "is no regular file") {
+			t.Errorf("%s: got %v, want %v, and that it is no regular file", path, err, nixl.ErrNoLibrary)
+		}
+	}
+}
+
 // TestRefusals: what cannot be right is refused before it begins, and says why.
 func TestRefusals(t *testing.T) {
 	r := newRig(t)

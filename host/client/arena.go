@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"sync"
 	"time"
@@ -180,11 +179,10 @@ func (s *Session) passFile(ctx context.Context, f *os.File) (uint64, error) {
 	s.tag++
 	tag := s.tag
 	s.mu.Unlock()
-	nc, err := (&net.Dialer{}).DialContext(ctx, "unix", s.descriptors)
+	c, err := s.hello.dial(ctx, s.descriptors)
 	if err != nil {
 		return 0, errors.Join(ctx.Err(), fmt.Errorf("%w: descriptor socket: %w", ErrHostGone, err))
 	}
-	c := nc.(*net.UnixConn)
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })()
 	msg := proto.AppendDescriptor(nil, s.nonce, tag)

@@ -13,6 +13,8 @@ var (
 	ErrHostGone = errors.New("client: host is gone")
 	// ErrVersion says that the host speaks another version of the protocol: connecting again helps once one of the two was replaced.
 	ErrVersion = errors.New("client: cannot talk to the host")
+	// ErrForeign says that a user answers who may not have this process's memory.
+	ErrForeign = errors.New("client: not the host's socket")
 	// ErrClosed says that this process closed the session.
 	ErrClosed = errors.New("client: session is closed")
 	// ErrArena says that shared memory could not be made or used.

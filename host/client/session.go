@@ -30,6 +30,8 @@ type Hello struct {
 	DeviceUUID string // the GPU with the engine's pages; empty for host memory
 	// UnsealedMemory allows arenas of [OpenArena] that are not sealed against shrinking, at the client's own risk.
 	UnsealedMemory bool
+	// HostUsers may be the host, besides root, this process's user, and the owner of a directory of its own that root has made for the socket.
+	HostUsers []uint32
 }
 
 // Host is the host's answer to Hello.
@@ -53,13 +55,14 @@ type Limits struct {
 
 // Session is a session with a host. It is safe for concurrent use.
 type Session struct {
-	hello  Hello
-	host   Host
-	conn   *grpc.ClientConn
-	stub   proto.EngineServiceClient
-	stream grpc.BidiStreamingClient[proto.SessionRequest, proto.SessionResponse]
-	cancel context.CancelFunc
-	ended  chan struct{} // closed when the receiver has ended and every call has been answered
+	foreign *atomic.Pointer[error] // why the socket is not the host's
+	hello   Hello
+	host    Host
+	conn    *grpc.ClientConn
+	stub    proto.EngineServiceClient
+	stream  grpc.BidiStreamingClient[proto.SessionRequest, proto.SessionResponse]
+	cancel  context.CancelFunc
+	ended   chan struct{} // closed when the receiver has ended and every call has been answered
 
 	nonce       []byte
 	descriptors string // path of the descriptor socket
@@ -98,10 +101,15 @@ func Dial(ctx context.Context, h Hello) (*Session, error) {
 	if err := h.Namespace.Validate(); err != nil {
 		return nil, err
 	}
+	var foreign atomic.Pointer[error] // gRPC passes on the text alone
 	conn, err := grpc.NewClient("passthrough:///kvhost",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // a Unix socket of mode 0600
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", h.Socket)
+			c, err := h.dial(ctx, h.Socket)
+			if errors.Is(err, ErrForeign) {
+				foreign.Store(&err)
+			}
+			return c, err
 		}),
 		grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithReadBufferSize(ioBuffer), grpc.WithWriteBufferSize(ioBuffer),
@@ -111,7 +119,7 @@ func Dial(ctx context.Context, h Hello) (*Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrHostGone, h.Socket, err)
 	}
-	s := &Session{hello: h, conn: conn, stub: proto.NewEngineServiceClient(conn), calls: map[uint64]call{}, ended: make(chan struct{})}
+	s := &Session{hello: h, conn: conn, foreign: &foreign, stub: proto.NewEngineServiceClient(conn), calls: map[uint64]call{}, ended: make(chan struct{})}
 	streamCtx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	stop := context.AfterFunc(ctx, cancel)
@@ -135,7 +143,10 @@ func Dial(ctx context.Context, h Hello) (*Session, error) {
 
 func (s *Session) dialError(ctx context.Context, err error) error {
 	var refused *HostError
+	foreign := s.foreign.Load()
 	switch {
+	case foreign != nil:
+		return *foreign
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.As(err, &refused), errors.Is(err, ErrHostGone), errors.Is(err, ErrVersion):

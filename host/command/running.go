@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -70,8 +71,15 @@ func (r *running) dial() (conn *grpc.ClientConn, path string, err error) {
 
 // hostsHere are the sockets of hosts that answer this user: those that engines have started, and services.
 func hostsHere() (found []string) {
-	run := cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), "/tmp")
-	for _, pattern := range []string{filepath.Join(run, fmt.Sprintf("kvhost-%d", os.Geteuid()), "*.sock"), "/run/kvhost*/kvhost.sock"} {
+	patterns := []string{"/run/kvhost*/kvhost.sock"}
+	home, _ := os.UserHomeDir() // where engines have their sockets when another user has taken the name
+	for _, run := range []string{cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), "/tmp"), filepath.Join(home, ".cache")} {
+		dir := filepath.Join(run, fmt.Sprintf("kvhost-%d", os.Geteuid()))
+		if info, err := os.Lstat(dir); err == nil && info.Sys().(*syscall.Stat_t).Uid == uint32(os.Geteuid()) {
+			patterns = append(patterns, filepath.Join(dir, "*.sock"))
+		}
+	}
+	for _, pattern := range patterns {
 		list, _ := filepath.Glob(pattern) // of a directory with a bracket in its name there is none
 		found = append(found, slices.DeleteFunc(list, func(path string) bool { return !answers(path) })...)
 	}

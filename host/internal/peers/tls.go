@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -61,6 +62,9 @@ func newIdentity(cert, key, ca string, log *slog.Logger) (*identity, error) {
 		}
 		return p, nil
 	}, log, cert, key, ca)
+	if err != nil && !errors.Is(err, ErrConfig) {
+		err = fmt.Errorf("%w: peers.cert, peers.key, peers.ca: %w", ErrConfig, err)
+	}
 	return &identity{Renewed: files, trust: map[shownAs]*x509.CertPool{}}, err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -44,5 +45,27 @@ func TestReadFile(t *testing.T) {
 	cancel(stop)
 	if _, err := ReadFile(ctx, at("file"), 10); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the end of its context: %v", err)
+	}
+}
+
+// What is no regular file is not opened, neither at first nor when it has taken a file's place: who asks what counts does not wait.
+func TestRenewedIsRegular(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "f")
+	read := func() (string, error) {
+		b, err := os.ReadFile(name)
+		return string(b), err
+	}
+	testenv.OK(t, unix.Mkfifo(name, 0o600))
+	if _, err := Renew(read, slog.New(slog.DiscardHandler), name); !errors.Is(err, ErrNotRegular) {
+		t.Errorf("a FIFO: got %v, want %v", err, ErrNotRegular)
+	}
+	testenv.OK(t, os.Remove(name))
+	testenv.OK(t, os.WriteFile(name, []byte("one"), 0o600))
+	r, err := Renew(read, slog.New(slog.DiscardHandler), name)
+	testenv.OK(t, err)
+	testenv.OK(t, os.Remove(name))
+	testenv.OK(t, unix.Mkfifo(name, 0o600))
+	if got := r.Now(); got != "one" {
+		t.Errorf("with a FIFO in its place it is %q, want %q", got, "one")
 	}
 }

@@ -48,6 +48,9 @@ func (r *Renewed[T]) load() error {
 		if now[i], err = os.Stat(name); err != nil && r.files != nil {
 			return err
 		}
+		if now[i] != nil && !now[i].Mode().IsRegular() { // who opens a FIFO waits, and all who ask Now with it
+			return notRegular(name, now[i])
+		}
 	}
 	if slices.EqualFunc(now, r.files, func(a, b fs.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }) {
 		return nil

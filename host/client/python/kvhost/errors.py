@@ -27,8 +27,16 @@ class Code(enum.IntEnum):
         return cls.UNSPECIFIED  # of a newer host
 
 
+def printable(text: str) -> str:
+    """A text of others as one line that a terminal shows and does not obey: controls, those of direction and separators as their numbers."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class KvhostError(Exception):
-    """The base of all errors here."""
+    """The base of all errors here. What a host or a peer of it has said is in many of them, and engines log them."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class HostGoneError(KvhostError):

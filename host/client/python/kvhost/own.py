@@ -24,8 +24,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kvhost.errors import HostGoneError
-from kvhost.wire import unreachable
+from kvhost.errors import HostGoneError, printable
+from kvhost.wire import HOST_USER, foreign, unreachable
 
 _START_SECONDS = 60.0
 _IDLE = "1m"
@@ -56,6 +56,8 @@ class OwnHost:
 
     def ensure(self) -> None:
         """Starts the host unless it answers. Raises HostGoneError where it does not start."""
+        if why := foreign(self.socket):
+            raise HostGoneError(why)
         if not unreachable(self.socket):
             self._compare()
             return
@@ -98,6 +100,7 @@ class OwnHost:
         command = [program(), "--root", self._root or f"memory:={self._memory}", "--socket", self.socket]
         env = {"KVHOST_HTTP_LISTEN": "", "KVHOST_SESSION_IDLE_EXIT": _IDLE} | dict(os.environ)
         env.pop("CUDA_VISIBLE_DEVICES", None)  # other engines' GPUs are served, too
+        env.pop(HOST_USER, None)  # it is a client's
         if self._root and self._memory:
             env["KVHOST_STORE_MEMORY"] = self._memory
         logged.write_bytes(b"")
@@ -158,13 +161,22 @@ def _path(root: str) -> str:
 
 
 def _directory() -> Path:
-    """The directory of a user's sockets, which no other user may write to."""
-    path = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp", f"kvhost-{os.geteuid()}")
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise ValueError(f"{path}: want a directory of user {os.geteuid()} with mode 0700")
-    return path
+    """The directory of a user's sockets, which no other user may write to. Where another user has taken its name, it is in the home directory."""
+    name, why = f"kvhost-{os.geteuid()}", []
+    for above in (os.environ.get("XDG_RUNTIME_DIR") or "/tmp", os.path.join(os.path.expanduser("~"), ".cache")):
+        path = Path(above, name)
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+            found = path.lstat()
+        except OSError as e:
+            why.append(f"{path}: {e.strerror or e}")
+            continue
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            if found.st_mode & 0o077:
+                raise ValueError(f"{path}: others may enter it: want mode 0700")
+            return path
+        why.append(f"{path}: another user has it")
+    raise ValueError("; ".join(why) + "; XDG_RUNTIME_DIR may name another place")
 
 
 @contextmanager
@@ -223,7 +235,7 @@ def _say(line: str, log: logging.Logger) -> None:
         text = " ".join([str(said.pop("msg")), *(f"{k}={v}" for k, v in said.items())])
     except (ValueError, KeyError, AttributeError, TypeError):
         pass
-    log.log(level, "kvhost: %s", text.removeprefix("kvhost: "))
+    log.log(level, "kvhost: %s", printable(text.removeprefix("kvhost: ")))
 
 
 def _first_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

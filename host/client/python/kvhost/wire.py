@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import stat
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from kvhost.v1 import kvhost_pb2 as pb
 # stands for the answers that will not come.
 Call = Callable[[Any], bool]
 
+HOST_USER = "KVHOST_HOST_USER"  # numbers of users that may be the host, separated by commas
+
 _OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
@@ -32,6 +35,8 @@ class Stream:
     """One session's stream. Any thread may start calls; one thread of its own receives."""
 
     def __init__(self, path: str) -> None:
+        if why := foreign(path):
+            raise HostGoneError(why)
         self.path = path
         self.origin = Origin()
         self._channel = grpc.insecure_channel("unix:" + path, options=_OPTIONS)
@@ -179,6 +184,47 @@ def unreachable(path: str) -> str:
     return ""
 
 
+def foreign(path: str) -> str:
+    """Why a socket's server may not have this process's memory; empty if it may, or nothing answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.settimeout(1.0)
+        try:
+            s.connect(path)
+        except OSError:
+            return ""
+        return _foreign(s, path)
+
+
+def _foreign(s: socket.socket, path: str) -> str:
+    """The kernel says which user has called listen. Root may be the host, this process's user, who is named, and who has a directory of
+    its own where root alone makes any."""
+    _, uid, _ = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    uid &= 0xFFFFFFFF
+    if uid in (0, os.geteuid()) or str(uid) in os.environ.get(HOST_USER, "").split(",") or _given(os.path.dirname(path), uid):
+        return ""
+    return (
+        f"{path}: user {uid} answers there, who is neither root nor user {os.geteuid()}, so that no memory is shared: "
+        f"if that is the host's user, say so by {HOST_USER}={uid}"
+    )
+
+
+def _given(directory: str, uid: int) -> bool:
+    """Whether root has given a user the directory, which no other user writes to."""
+    try:
+        at = os.path.realpath(directory)
+        owner = uid
+        while True:
+            found = os.stat(at)
+            shared = found.st_mode & 0o022 and not (owner == 0 and found.st_mode & stat.S_ISVTX)
+            if found.st_uid != owner or shared:
+                return False
+            if at == "/":
+                return owner == 0
+            at, owner = os.path.dirname(at), 0
+    except OSError:
+        return False
+
+
 def checked(m: Any) -> Any:
     """Raises what is not an answer."""
     if isinstance(m, Exception):
@@ -196,6 +242,8 @@ def send_descriptor(path: str, nonce: bytes, tag: int, fd: int, timeout: float) 
         s.settimeout(timeout)
         try:
             s.connect(path)
+            if why := _foreign(s, path):
+                raise HostGoneError(why)
             socket.send_fds(s, [nonce + struct.pack("<Q", tag)], [fd])
             (refusal,) = struct.unpack("<I", _read(s, 4))
             text = _read(s, min(refusal, 1024)) if refusal else b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import kvhost
 import pytest
-from kvhost import own
+from kvhost import own, wire
 from kvhost.errors import HostGoneError
 from kvhost.objects import Options
 from kvhost.own import OwnHost
@@ -199,3 +200,80 @@ def test_settings_name_one_or_the_other() -> None:
 def test_a_root_is_cut_as_the_host_cuts_it(root: str, path: str) -> None:
     """Engines that spell a root in two ways share its host."""
     assert OwnHost(root=root).socket == OwnHost(root=path).socket, f"{root} and {path}"
+
+
+def as_nobody(path: Path) -> subprocess.Popen[bytes]:
+    """Another user's process, which listens at a path."""
+    code = (
+        "import os, socket, sys\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(flush=True)\nwhile True: s.accept()"
+    )
+    p = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    assert p.stdout and p.stdout.readline()
+    return p
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can become another user")
+def test_the_socket_of_a_neighbour_gets_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = Path(os.environ["XDG_RUNTIME_DIR"])
+    host = OwnHost(root=f"{tmp_path}=64MiB")
+    run.chmod(0o777)
+    Path(host.socket).parent.rename(run / "moved")
+    Path(host.socket).parent.mkdir(mode=0o777)
+    Path(host.socket).parent.chmod(0o777)
+    other = as_nobody(Path(host.socket))
+    try:
+        for reach in (host.ensure, lambda: kvhost.Session(host.socket, "e", SPACE)):
+            with pytest.raises(HostGoneError, match=r"user 65534 answers there.*KVHOST_HOST_USER=65534"):
+                reach()
+        with pytest.raises(HostGoneError, match="user 65534 answers there"), open(os.devnull) as f:
+            wire.send_descriptor(host.socket, b"", 1, f.fileno(), 1.0)
+        monkeypatch.setenv("KVHOST_HOST_USER", "7,65534")
+        assert not wire.foreign(host.socket)
+    finally:
+        other.kill()
+        other.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can become another user")
+def test_a_directory_that_root_has_given_names_the_host(tmp_path: Path) -> None:
+    given = Path("/run", f"kvhost-given-{os.getpid()}")
+    given.mkdir(mode=0o755)
+    os.chown(given, 65534, 65534)
+    other = as_nobody(given / "s")
+    try:
+        assert not wire.foreign(str(given / "s"))
+        given.chmod(0o777)
+        assert "user 65534 answers there" in wire.foreign(str(given / "s"))
+    finally:
+        other.kill()
+        other.wait()
+        shutil.rmtree(given)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can give a directory to another user")
+def test_a_name_that_a_neighbour_has_taken_stops_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run, home = Path(os.environ["XDG_RUNTIME_DIR"]), tmp_path / "home"
+    (home / ".cache").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    taken = run / f"kvhost-{os.geteuid()}"
+    for take in (lambda: taken.write_text(""), lambda: (taken.mkdir(), os.chown(taken, 65534, 65534)), lambda: taken.symlink_to("/")):
+        take()
+        assert OwnHost(root="/r").socket.startswith(str(home / ".cache" / taken.name))
+        taken.rmdir() if taken.is_dir() and not taken.is_symlink() else taken.unlink()
+    (home / ".cache" / taken.name).rmdir()
+    taken.write_text("")
+    (home / ".cache" / taken.name).write_text("")
+    with pytest.raises(ValueError, match=r"File exists.*File exists.*XDG_RUNTIME_DIR"):
+        OwnHost(root="/r")
+
+
+def test_what_others_say_is_one_line_of_printable_text(caplog: pytest.LogCaptureFixture) -> None:
+    evil = "\x1b[31mPWN\x07\nERROR kvhost: root lost all chunks\u202e\x85\x9b2J\u2028"
+    own._say(json.dumps({"level": "WARN", "msg": "a peer has gone", "error": evil}), logging.getLogger("kvhost"))
+    own._say(evil, logging.getLogger("kvhost"))
+    said = [r.getMessage() for r in caplog.records] + [str(kvhost.HostError(1, evil, evil)), str(HostGoneError(evil))]
+    assert len(said) == 4
+    for text in said:
+        assert text.isprintable(), text
+        assert "\\x1b[31mPWN\\x07\\nERROR" in text
