@@ -176,6 +176,9 @@ func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
 
 var writes = map[string]store.Write{config.WriteHits: store.WriteHits, config.WriteThrough: store.WriteThrough}
 
+// traits are those of what holds a root's pieces.
+var traits = map[config.RootKind]store.Traits{config.Memory: store.Memory, config.Bucket: store.Bucket}
+
 // storeConfig is a configuration in the form of the store.
 func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	s, fsys := c.Store, h.devices.FileSystem()
@@ -206,9 +209,9 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 			minFree = r.Capacity - capacity // of memory that stays smaller as well
 		}
 		out.Roots = append(out.Roots, store.RootConfig{
-			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Write: writes[r.Write],
+			Path: r.Path, Medium: store.Medium{FS: files, Traits: traits[kind]}, Capacity: capacity, Level: r.Level, Write: writes[r.Write],
 			Compressed: c.Compresses(), Speeds: h.speeds,
-			NoDirectory: !kind.HasDirectory(), Volatile: kind.TakesMemory(), Shared: r.Shared, RequireMount: r.RequireMount,
+			Shared: r.Shared, RequireMount: r.RequireMount,
 			Poll: s.SharedPoll, Lapse: s.SharedLapse,
 			ForPieces: r.ForPieces || !kind.HasDirectory(), MinFree: minFree, MinFreePart: r.MinFree.Part,
 			DailyWrites: r.DailyWrites, Evict: b.Roots[i],

@@ -43,7 +43,7 @@ func newLenderWith(t *testing.T, c Config) *lender {
 	p, err := New(c)
 	testenv.OK(t, err)
 	l.store, err = store.Open(t.Context(), store.Config{IOTimeout: time.Second,
-		Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20, FS: l.disk}, p.Root(1)}})
+		Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20, Medium: store.Medium{FS: l.disk}}, p.Root(1)}})
 	testenv.OK(t, err)
 	p.Start(l.store)
 	t.Cleanup(func() {

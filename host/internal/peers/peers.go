@@ -131,8 +131,8 @@ func (p *Peers) Addr() string {
 
 // Root is the root of what is lent, behind all others.
 func (p *Peers) Root(level int) store.RootConfig {
-	return store.RootConfig{Path: Path, FS: p.fs, Capacity: Capacity, MaxEntries: MostEntries, Level: level, NoDirectory: true,
-		ForPieces: true, Lender: p}
+	return store.RootConfig{Path: Path, Medium: store.Medium{FS: p.fs, Traits: store.Lent, Lender: p}, Capacity: Capacity,
+		MaxEntries: MostEntries, Level: level, ForPieces: true}
 }
 
 // Start lends what a store has, and borrows for it.

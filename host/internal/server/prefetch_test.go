@@ -26,7 +26,7 @@ func levels(t *testing.T) (*rig, *peer) {
 	testenv.OK(t, err)
 	r := newRig(t, func(_ *Config, c *store.Config) {
 		c.Roots[0].Level = 1
-		near := store.RootConfig{Path: "memory:", FS: memory, NoDirectory: true, Volatile: true, Capacity: room * pieceBytes, MaxEntries: 1024}
+		near := store.RootConfig{Path: "memory:", Medium: store.Medium{FS: memory, Traits: store.Memory}, Capacity: room * pieceBytes, MaxEntries: 1024}
 		c.Roots = append([]store.RootConfig{near}, c.Roots...)
 		c.Moves = store.Moves{Workers: 1}
 	})

@@ -294,7 +294,7 @@ func TestDamageAtAStartCostsNoOtherEntry(t *testing.T) {
 // TestCompressedPiecesAreCopied: a level gets compressed pieces as they are, one in memory that holds plain ones gets their pages.
 func TestCompressedPiecesAreCopied(t *testing.T) {
 	for _, to := range []RootConfig{
-		{}, {Shared: true, Poll: 5 * time.Millisecond, Lapse: time.Hour}, {Volatile: true}, {Volatile: true, Compressed: true},
+		{}, {Shared: true, Poll: 5 * time.Millisecond, Lapse: time.Hour}, {Medium: volatile}, {Medium: volatile, Compressed: true},
 	} {
 		decoded := to.Volatile && !to.Compressed
 		to.Path, to.Capacity, to.MaxEntries, to.Level = t.TempDir(), 64<<20, 64, 1
@@ -376,7 +376,7 @@ func TestPlainPiecesAreCompressedOnTheWay(t *testing.T) {
 			near := t.TempDir()
 			f := compressing(t, t.TempDir(), func(c *Config) {
 				c.Roots[0].Level = 1
-				memory := RootConfig{Path: near, Capacity: 4 * plainBytes, MaxEntries: 64, Volatile: true}
+				memory := RootConfig{Path: near, Capacity: 4 * plainBytes, MaxEntries: 64, Medium: volatile}
 				if kind == moves.Through {
 					memory.Write = WriteThrough
 				}

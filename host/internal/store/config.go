@@ -2,6 +2,7 @@ package store
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"hash/fnv"
 	"log/slog"
@@ -16,7 +17,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
-	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -25,15 +25,37 @@ import (
 // MaxLevels is one more than the highest level of a root.
 const MaxLevels = 8
 
+// Medium is where the bytes of a root lie: one of the two axes of a root. The other is who writes there; see [RootConfig.Shared].
+type Medium struct {
+	FS staging.FS // nil: Config.FS
+	Traits
+	// Lender stands for the other hosts where the bytes are theirs: FS has the files of [Store.Borrow], and takes no stores. Such a root
+	// is behind all others.
+	Lender Lender
+}
+
+// Traits are the properties of a medium that a root asks for. A directory of the operating system has none of them.
+type Traits struct {
+	NoDirectory bool // RootConfig.Path is a name in FS alone
+	Volatile    bool // the bytes go with the host: an orderly end copies them to the next level
+	WriteOnce   bool // a file that has its name cannot be written again, so that no put gets a victim's
+	Remote      bool // the bytes are objects of a server, which other hosts reach as soon as this one
+}
+
+// The media besides a directory.
+var (
+	Memory = Traits{NoDirectory: true, Volatile: true}
+	Bucket = Traits{NoDirectory: true, WriteOnce: true, Remote: true}
+	Lent   = Traits{NoDirectory: true, WriteOnce: true}
+)
+
 // RootConfig is one directory that holds pieces.
 type RootConfig struct {
-	Path         string         // made when missing, with mode 0700, in a directory that is there
-	FS           staging.FS     // that has the directory; nil: Config.FS
+	Path string // made when missing, with mode 0700, in a directory that is there
+	Medium
 	Capacity     int64          // bytes that pieces, temporaries and quarantine may take together
 	Write        Write          // when the next level gets what is stored
 	Compressed   bool           // pieces that are stored here are compressed, as Config.Compression says
-	NoDirectory  bool           // Path is a name in FS alone, and no directory of the operating system
-	Volatile     bool           // it is empty after a start: an orderly end copies what it holds to the next level
 	Level        int            // 0 is nearest: entries are stored there, and looked for there first
 	Shared       bool           // other hosts use it too: no exclusive lock
 	RequireMount bool           // it must not be on the file system of /
@@ -43,8 +65,6 @@ type RootConfig struct {
 	MinFree      int64          // bytes that are left free on the file system, for others; it counts what others take
 	MinFreePart  float64        // the same as a part of the file system; the larger of the two holds
 	Evict        *policy.Handle // borrowed; nil: as Policies says
-	// Lender makes it the root of what other hosts lend, behind all others: FS has the files of [Store.Borrow]. It takes no stores.
-	Lender Lender
 
 	Poll      time.Duration       // of Shared: how soon the hosts see what others have stored: 1 s
 	Lapse     time.Duration       // of Shared: how long a host can be silent before the others give it up: 10 s
@@ -75,18 +95,6 @@ type Moves struct {
 	Shutdown  time.Duration // how long Close may take to copy what volatile roots hold; 0: it copies nothing
 }
 
-// of is the configuration of the mover between levels.
-func (m Moves) of(loads *moves.Loads, levels []*level) moves.Config {
-	c := moves.Config{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Loads: loads}
-	for _, l := range levels[1:] {
-		c.Levels = append(c.Levels, l.number)
-	}
-	if levels[0].store.offered != nil {
-		c.Levels = append(c.Levels, MaxLevels) // see peerLevel
-	}
-	return c
-}
-
 // Quota bounds what the entries of one tenant may take.
 type Quota = capacity.Quota
 
@@ -115,6 +123,8 @@ type Config struct {
 	QuarantineFiles int           // most damaged files kept per root; 0: 64, negative: none
 	ScanWorkers     int           // readers of the scan at Open, per root: 8
 	ScanWait        time.Duration // how long Open waits for scans, which continue afterwards: 1 s; negative: not at all
+
+	lender Lender // of the root that has one, or nil
 }
 
 const (
@@ -169,7 +179,7 @@ func (c *Config) complete() error {
 			return fmt.Errorf("%w: root %q: a lapse of %s with a poll of %s, want at least four polls", ErrConfig, r.Path,
 				r.Lapse, r.Poll)
 		}
-		roots[i] = r
+		roots[i], c.lender = r, r.Lender
 	}
 	c.Roots = roots
 	c.IOTimeout, c.ScanWait = cmp.Or(c.IOTimeout, 30*time.Second), cmp.Or(c.ScanWait, time.Second)
@@ -275,4 +285,24 @@ func (c *Config) ttl(text string) time.Duration {
 		}
 	}
 	return 0
+}
+
+// Lender is who stands for the hosts that lend.
+type Lender interface {
+	// Blame says that the file of a piece could not be read, or is not what it should be. Its entry is dropped.
+	Blame(name string, cause error)
+	// Copies is how many other hosts are known to have an entry. It costs no message.
+	Copies(fp uint64) int
+	// Takes says whether a host is there that may take what this one evicts.
+	Takes() bool
+	// Offer asks it to take an entry, and waits until it has or will not: [moves.ErrRefused].
+	Offer(ctx context.Context, o *Offer) error
+}
+
+// Scheduler is for tests. It replaces the clock and the timers of a shared root, so that what its hosts do to each
+// other repeats from a seed: a host makes a step when [Store.Maintain] says so, one host at a time.
+type Scheduler struct {
+	Now func() time.Duration
+	// Wait is called where the host would wait for others. It lets each of them make a step, and the caller by step.
+	Wait func(step func())
 }

@@ -84,7 +84,7 @@ func (r *root) discard(c *catalog.Class, keys []kv.Key, tenant uint32, results [
 	r.Unlock()
 	r.store.discarding.Give()
 	for i := range removed {
-		_, _ = r.kind.unlink(&removed[i], removed[i].Pieces) // it logs what fails, and retries
+		_, _ = r.owner.unlink(&removed[i], removed[i].Pieces) // it logs what fails, and retries
 	}
 	r.Lock()
 	for i := range removed {
@@ -101,7 +101,7 @@ func (r *root) discardable(slot, tenant uint32) DiscardResult {
 		return DiscardUnavailable
 	case slot == index.None:
 		return DiscardAbsent
-	case !r.Health.Takes() || !r.kind.grants() || r.Index.At(slot).Is(index.Listed):
+	case !r.Health.Takes() || !r.owner.grants() || r.Index.At(slot).Is(index.Listed):
 		return DiscardUnavailable
 	case r.TenantOf(slot) != tenant:
 		return DiscardOtherTenant

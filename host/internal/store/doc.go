@@ -6,9 +6,9 @@
 // says; where it cannot, the entry goes at once and the next lookup misses. So a cache may forget, and never lies.
 //
 // The packages below this one own a root's parts: entries (the index and the life of each entry) and files (its
-// directory), each with its data and its lock. A root puts them together, with a recovery (scans and checkpoints); what
-// differs between a root of one host, one in memory and one that several hosts share is a kind. Failing roots, the order
-// of locks and the goroutines are in host/docs/design.md.
+// directory), each with its data and its lock. A root puts them together, with a recovery (scans and checkpoints). It is
+// plain code between two axes: a [Medium], where the bytes lie, and an owner, this host alone or this host as one of several.
+// Failing roots, the order of locks and the goroutines are in host/docs/design.md.
 //
 // # Life of an entry
 //

@@ -52,7 +52,7 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, now bool) err
 	if err != nil {
 		return err
 	}
-	defer r.kind.endTurn()
+	defer r.endTurn()
 	parent := kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
 	if now && r.isAllocating(p.entryBytes()) {
 		return errAllocating
@@ -68,7 +68,7 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, now bool) err
 		hits, _ := q.copy.entry.Worth()
 		w.spares = max(1, hits)
 	}
-	if err := r.kind.reserve(ctx, w); err != nil {
+	if err := r.owner.reserve(ctx, w); err != nil {
 		return p.shed(err)
 	}
 	return nil
@@ -104,7 +104,7 @@ func (r *root) ready() int64 {
 // addEntry makes the entry, with bytes that are reserved. The lock is held.
 func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	r := p.root
-	if err := r.kind.mayInsert(p); err != nil {
+	if err := r.owner.mayEnter(p.class, &p.key, p.mark.Fingerprint); err != nil {
 		return err
 	}
 	if len(r.store.levels) > 1 && r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.key) != index.None {
@@ -118,7 +118,7 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 		return err
 	}
 	p.mark.Slot = slot
-	r.kind.grew()
+	r.leaving.Wake()
 	return nil
 }
 
@@ -132,12 +132,12 @@ func (l *level) enter(ctx context.Context, p *Put) (*root, error) {
 			return nil, err
 		}
 		freeSpace{r}.refresh()
-		if err := r.kind.turn(ctx, p.tenant); err != nil {
+		if err := r.turn(ctx, p.tenant); err != nil {
 			return nil, err
 		}
 		if r.Health.Takes() {
 			return r, nil
 		}
-		r.kind.endTurn()
+		r.endTurn()
 	}
 }

@@ -68,7 +68,9 @@ func (s *Store) Maintain(ctx context.Context, root int, task Task) error {
 		}
 		r.checkHealth(ctx)
 	case Step:
-		r.kind.step(ctx)
+		if c, ok := r.owner.(*joint); ok {
+			c.step(ctx)
+		}
 	}
 	return nil
 }

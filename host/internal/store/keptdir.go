@@ -136,7 +136,7 @@ func (k keptFiles) Keep(dir, base string, data []byte) error {
 func (k keptFiles) Forget(dir, base string) {
 	for _, r := range k.roots {
 		if !r.recovery.incomplete.Load() && r.Health.Takes() {
-			r.kind.forget(dir, base)
+			r.forget(dir, base)
 		}
 	}
 }

@@ -55,19 +55,30 @@ func (l *level) below() *level {
 	return nil
 }
 
-// ownLevels are those that take stores, and lent those of them that other hosts may borrow from: what is in a bucket they reach as soon
-// themselves.
-func (s *Store) ownLevels() {
-	s.own = s.levels
-	if last := s.cfg.Roots[len(s.cfg.Roots)-1]; last.Lender != nil {
-		s.own = s.levels[:len(s.levels)-1]
-	}
-	for _, l := range s.own {
-		if !slices.ContainsFunc(l.places, func(i uint32) bool { r := s.cfg.Roots[i]; return r.NoDirectory && !r.Volatile }) {
+// sortLevels says which levels take stores, which of these other hosts may borrow from, and which one is offered what others evict: the
+// last one, unless other hosts reach it as soon themselves.
+func (s *Store) sortLevels() {
+	for _, l := range s.levels {
+		var lent, shared, remote bool
+		for _, i := range l.places {
+			r := &s.cfg.Roots[i]
+			lent, shared, remote = lent || r.Lender != nil, shared || r.Shared, remote || r.Remote
+		}
+		if lent {
+			s.beyond = l
+			continue
+		}
+		s.own = append(s.own, l)
+		if !remote {
 			s.lent = append(s.lent, l)
 		}
+		if s.offered = l; shared || remote {
+			s.offered = nil
+		}
 	}
-	s.offered = offeredLevel(s)
+	if s.beyond == nil {
+		s.offered = nil
+	}
 }
 
 // levelOf is the level of a root that is configured.
@@ -166,7 +177,7 @@ func countCopies(s *Store) {
 		return
 	}
 	var sets []*entries.Set
-	for _, r := range s.ownRoots() {
+	for _, r := range s.ours {
 		sets = append(sets, &r.Set)
 	}
 	entries.CountCopies(sets)
@@ -223,7 +234,7 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 	})
 	if errors.Is(err, moves.ErrBehind) { // what it waits for is offered before it is tried again
 		for _, r := range l.roots {
-			r.kind.offer()
+			r.leaving.Step()
 		}
 	}
 	if err != nil {
@@ -269,7 +280,7 @@ func (s *Store) Settle(ctx context.Context) error {
 	}
 	return s.mover.Settle(ctx, func() {
 		for _, r := range s.roots {
-			r.kind.offer() // a copy that came may let others leave
+			r.leaving.Step() // a copy that came may let others leave
 		}
 	})
 }
@@ -283,7 +294,28 @@ func (s *Store) drain(limit time.Duration) {
 	defer cancel()
 	s.mover.Hurry()
 	for _, r := range s.roots {
-		r.kind.drain(ctx)
+		r.drain(ctx)
+	}
+}
+
+// drain copies to the next level what the root would lose.
+func (r *root) drain(ctx context.Context) {
+	if !r.cfg.Volatile || r.leaving.To == nil || r.leaving.Peers || !r.Health.Serves() {
+		return
+	}
+	kept, left := r.leaving.Drain(ctx)
+	log := r.Log.Info
+	if left > 0 {
+		log = r.Log.Warn
+	}
+	log("what the root held was copied to the next level", "entries", kept, "left", left, "to_level", r.leaving.To.Number(), "setting",
+		"move.shutdown")
+}
+
+// keep copies an entry to the next level where the root writes that soon.
+func (r *root) keep(m entries.Mark, on Write) {
+	if r.cfg.Write >= on && r.leaving.To != nil && !r.leaving.Peers && !r.store.copies.Several(m.Fingerprint) {
+		r.leaving.Through(m)
 	}
 }
 
@@ -323,7 +355,7 @@ func (l *Lease) promote(loaded bool) {
 		if r := l.store.roots[g.Root]; r.level != l.store.levels[0] {
 			l.offer(i, moves.Promotion)
 		} else if loaded {
-			r.kind.loaded(entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint})
+			r.keep(entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}, WriteHits)
 		}
 	}
 }
@@ -391,4 +423,16 @@ func (l *Lease) Approach(i int) {
 			return
 		}
 	}
+}
+
+// of is the configuration of the mover between levels.
+func (m Moves) of(loads *moves.Loads, levels []*level) moves.Config {
+	c := moves.Config{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Loads: loads}
+	for _, l := range levels[1:] {
+		c.Levels = append(c.Levels, l.number)
+	}
+	if levels[0].store.offered != nil {
+		c.Levels = append(c.Levels, MaxLevels) // see peerLevel
+	}
+	return c
 }

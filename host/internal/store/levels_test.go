@@ -585,8 +585,8 @@ func slowMoves(c *Config) { c.Moves.Bandwidth = 1 }
 func TestNewStaysNear(t *testing.T) {
 	f := twoLevels(t, 32, 256, slowMoves)
 	f.mustPut(upTo(32)...)
-	f.root().kind.offer() // the first eight leave
-	f.mustRead(2)         // it stays, and is asked for again
+	f.root().leaving.Step() // the first eight leave
+	f.mustRead(2)           // it stays, and is asked for again
 	for n := uint64(32); n < 36; n++ {
 		f.mustPut(n)
 		equal(t, "root of a new entry", f.rootOf(n), 0)
@@ -644,7 +644,7 @@ func TestPromotionBehind(t *testing.T) {
 	must(t, f.store.Maintain(t.Context(), 0, Probe))
 	f.mustPut(upTo(16)...)
 	f.lookup(upTo(16)...).Release()
-	f.root().kind.offer()
+	f.root().leaving.Step()
 	near, far := f.store.levels[0], f.store.roots[1]
 	far.Lock()
 	m := far.Moves.Copy(far.Index.FindFingerprint(fingerprintOf(f, 100)))

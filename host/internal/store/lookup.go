@@ -113,7 +113,7 @@ func (s *Store) counted(l, first *Lease, keys int) {
 }
 
 // Has says whether an entry is in an own root.
-func (s *Store) Has(fp uint64) bool { return holds(s.ownRoots(), fp, index.Complete) }
+func (s *Store) Has(fp uint64) bool { return holds(s.ours, fp, index.Complete) }
 
 // walk goes through a lookup's keys, for each from the nearest level on, and within a level with the root where the last
 // one was found: the next is there too. It keeps that root's lock while it stays.
@@ -194,7 +194,7 @@ func (w *walk) seek(n int) {
 	r := w.store.roots[at]
 	r.Lock()
 	w.at, w.locked, w.owner = at, true, index.MaxOwners
-	w.open = r.Health.Serves() && r.kind.grants()
+	w.open = r.Health.Serves() && r.owner.grants()
 }
 
 // second is the time of day, by the clock that entries' ends are of: now counts from the store's start, and is not set

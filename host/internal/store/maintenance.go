@@ -140,5 +140,5 @@ func (r freeSpace) watch(ctx context.Context) {
 	if r.Account.Retry() {
 		r.Health.Promote(health.Full, health.In)
 	}
-	r.kind.shrink(ctx)
+	r.shrink(ctx)
 }

@@ -138,7 +138,7 @@ func BenchmarkNextLife(b *testing.B) {
 						far := filepath.Join(b.TempDir(), "far")
 						slow.FS = staging.Below(far)
 						c.Roots[0].Volatile, c.Roots[0].Write, c.Now = true, mode, time.Now
-						c.Roots = append(c.Roots, RootConfig{Path: far, FS: slow, Capacity: 1 << 16 * pieceBytes, MaxEntries: 1 << 16, Level: 1})
+						c.Roots = append(c.Roots, RootConfig{Path: far, Medium: Medium{FS: slow}, Capacity: 1 << 16 * pieceBytes, MaxEntries: 1 << 16, Level: 1})
 						c.Moves.Bandwidth, c.Moves.Shutdown = int64(perSecond(2<<30)), shutdown
 						c.Moves.Waiting = time.Duration(60e9 / faster)
 						if end == "kill" {

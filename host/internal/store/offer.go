@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -15,21 +14,18 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// lender stands for the other hosts, or is nil.
-func (s *Store) lender() Lender { return s.cfg.Roots[len(s.cfg.Roots)-1].Lender }
-
 // elsewhere completes what concerns other hosts of a candidate.
 func (s *Store) elsewhere(c *abi.Candidate) {
 	if s.own[len(s.own)-1].number == int(c.To) {
 		c.Flags |= abi.CandidateLast
 	}
-	l := s.lender()
+	l := s.cfg.lender
 	if l == nil {
 		return
 	}
 	c.Copies = uint32(l.Copies(c.Key))
 	for _, level := range [...]*uint8{&c.From, &c.To} {
-		if *level != abi.NoLevel && int(*level) >= s.levels[len(s.levels)-1].number {
+		if *level != abi.NoLevel && int(*level) >= s.beyond.number {
 			*level = abi.PeerLevel
 		}
 	}
@@ -37,19 +33,7 @@ func (s *Store) elsewhere(c *abi.Candidate) {
 
 // offers says whether what the root evicts may be offered to another host, and what another host evicts to it: it is of the last own level,
 // and not where other hosts reach it as soon themselves.
-func (r *root) offers() bool { return r.store.lender() != nil && r.level == r.store.offered }
-
-// offeredLevel is that level, or nil.
-func offeredLevel(s *Store) *level {
-	l := s.own[len(s.own)-1]
-	if s.lender() == nil || slices.ContainsFunc(l.places, func(i uint32) bool {
-		r := s.cfg.Roots[i]
-		return r.Shared || r.NoDirectory && !r.Volatile
-	}) {
-		return nil
-	}
-	return l
-}
+func (r *root) offers() bool { return r.level == r.store.offered }
 
 // turnover is that of the level.
 type turnover struct {
@@ -120,7 +104,7 @@ func (l *peerLevel) Take(ctx context.Context, e *moves.Entry) error {
 		r.Index.Pin(e.Slot) // the policy knows neither of this pin nor of the move's
 		r.Unlock()
 		defer o.Lease.Release()
-		return l.store.lender().Offer(ctx, &o)
+		return l.store.cfg.lender.Offer(ctx, &o)
 	}
 	return moves.ErrCancelled
 }
@@ -141,7 +125,7 @@ func (s *Store) Take(ctx context.Context, digest kv.Digest, l *Loan) bool {
 	}
 	defer s.GiveBack(list, true)
 	var m *entries.Move
-	from := s.roots[len(s.roots)-1]
+	from := s.borrowed
 	from.Lock()
 	if from.Stands(list[0]) {
 		m = from.Moves.Copy(list[0].Slot)

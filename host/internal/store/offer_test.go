@@ -26,10 +26,11 @@ type others struct {
 	copies map[uint64]int // by fingerprint
 	offers map[kv.Key]int
 	takes  atomic.Bool
+	blamed atomic.Int64
 	take   func(ctx context.Context, o *Offer) error
 }
 
-func (o *others) Blame(string, error) {}
+func (o *others) Blame(string, error) { o.blamed.Add(1) }
 func (o *others) Takes() bool         { return o.takes.Load() }
 
 func (o *others) Copies(fp uint64) int {
@@ -59,8 +60,8 @@ func among(t *testing.T, entries int, change ...func(*Config)) (*fixture, *other
 	o.takes.Store(true)
 	f := newFixtureIn(t, filepath.Join(t.TempDir(), "own"), entries, 1, append(change, func(c *Config) {
 		level := c.Roots[len(c.Roots)-1].Level + 1
-		c.Roots = append(c.Roots, RootConfig{Path: filepath.Join(t.TempDir(), "peers"), Capacity: 1 << 30, MaxEntries: 64, Level: level, Lender: o,
-			NoDirectory: true, ForPieces: true})
+		c.Roots = append(c.Roots, RootConfig{Path: filepath.Join(t.TempDir(), "peers"), Capacity: 1 << 30, MaxEntries: 64, Level: level,
+			Medium: Medium{Traits: Lent, Lender: o}, ForPieces: true})
 	})...)
 	return f, o
 }

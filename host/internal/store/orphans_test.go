@@ -228,7 +228,7 @@ func TestALeftFileGoesBeforeItsEntry(t *testing.T) {
 }
 
 // unlinkVictims keeps puts from reusing the files of victims.
-func (f *fixture) unlinkVictims() { f.own().unlinksAll = true }
+func (f *fixture) unlinkVictims() { f.root().cfg.WriteOnce = true }
 
 func (f *fixture) recycled() uint64 { return f.store.Stats().Roots[0].Recycled }
 

@@ -76,7 +76,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	for range maxObstacles {
 		target := p.target
 		claimed = append(claimed, r.Orphans.Claim(p.target)...)
-		err := r.kind.publish(p, info)
+		err := r.owner.publish(p, info)
 		if err == nil {
 			return info, p.syncName()
 		}
@@ -106,10 +106,10 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 					return info, err
 				}
 			}
-			p.removeTemp() // before the account lets go of a file that was left there
+			p.release() // before the account lets go of a file that was left there
 			return there, p.syncName()
 		default:
-			if err := r.kind.nameTaken(p, &h, herr); err != nil {
+			if err := r.owner.nameTaken(p, &h, herr); err != nil {
 				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 			}
 		}
@@ -137,15 +137,14 @@ func (p *Put) leaveName(cause error) error {
 // enter puts the published piece into the index.
 func (p *Put) enter(info staging.Info) error {
 	r := p.root
-	p.removeTemp()
-	r.kind.giveBack(p)
+	p.release()
 	r.budget.Saved(p.class.FileBytes() - p.size)
 	r.Lock()
 	if e := r.Index.At(p.mark.Slot); e.Is(index.Evicting) || p.copy != nil && p.copy.entry.Gone() {
 		forgotten := e.Is(index.Detached) // with all else; the file is found again
 		r.Unlock()
 		if !forgotten {
-			r.kind.dropped(p)
+			_, _ = r.owner.unlink(&entries.Eviction{Class: p.class, Key: p.key, Names: namesOf(p.rank, p.name)}, 1<<p.rank)
 		}
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
@@ -155,10 +154,10 @@ func (p *Put) enter(info staging.Info) error {
 	r.Unlock()
 	p.end()
 	if !wanted {
-		r.kind.discard(p.target, p.class.FileBytes())
+		r.owner.withdraw(p)
 	}
-	r.kind.published(p.mark)
-	r.kind.shrink(context.Background())
+	r.keep(p.mark, WriteThrough)
+	r.shrink(context.Background())
 	return nil
 }
 
@@ -178,8 +177,7 @@ func (p *Put) abort(cause error) {
 	_ = p.closeFile()
 	r := p.root
 	r.twice.Add(p.class.FileBytes())
-	p.removeTemp()
-	r.kind.giveBack(p)
+	p.release()
 	if !p.opened && p.charge.Bytes == p.class.FileBytes() {
 		r.budget.Refund(&p.charge) // an entry's may be for others' ranks
 	}
@@ -188,20 +186,23 @@ func (p *Put) abort(cause error) {
 	}
 	r.Lock()
 	r.Count.Aborted++
-	r.kind.aborted(p)
+	if r.cfg.Shared { // else the entry keeps the bytes for a put that tries again
+		r.Unreserve(p.mark.Slot, p.rank, p.class.FileBytes())
+	}
 	r.Unlock()
 	r.Log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
 	p.end()
 	r.twice.Add(-p.class.FileBytes())
-	r.kind.shrink(context.Background())
+	r.shrink(context.Background())
 }
 
-// removeTemp unlinks the temporary, if there is one.
-func (p *Put) removeTemp() {
-	if p.temp != "" {
-		p.root.kind.removeTemp(p)
-		p.temp = ""
+// release ends the put's claims on the root besides its entry: its temporary goes, if there is one.
+func (p *Put) release() {
+	temp, left := p.temp, int64(0)
+	if p.temp = ""; temp != "" {
+		left = p.root.Discard(temp, p.class.FileBytes())
 	}
+	p.root.owner.settle(p, temp, left)
 }
 
 // end takes the piece out of flight and lets go of its entry.
@@ -220,7 +221,7 @@ func (p *Put) syncName() error {
 	}
 	err := p.root.SyncName(filepath.Dir(p.target))
 	if err != nil {
-		p.root.kind.discard(p.target, p.class.FileBytes())
+		p.root.owner.withdraw(p)
 	}
 	return err
 }

@@ -188,7 +188,7 @@ func (s *Store) join(ctx context.Context, p *Put, q *PutRequest) (bool, error) {
 
 // has says whether any root has the piece.
 func (s *Store) has(p *Put) bool {
-	return slices.ContainsFunc(s.ownRoots(), func(r *root) bool {
+	return slices.ContainsFunc(s.ours, func(r *root) bool {
 		if !r.Health.Serves() {
 			return false
 		}
@@ -202,7 +202,7 @@ func (s *Store) has(p *Put) bool {
 func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 	r.Lock()
 	defer r.Unlock()
-	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.key, p.rank, p.copy != nil, func() error { return r.kind.mayAwait(p.key) })
+	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.key, p.rank, p.copy != nil, func() error { return r.owner.mayEnter(p.class, &p.key, p.mark.Fingerprint) })
 	if err != nil || slot == index.None {
 		return false, err
 	}
@@ -278,12 +278,12 @@ func holds(roots []*root, fp uint64, state uint8) bool {
 	return false
 }
 
-// entryRanks are the ranks that a new entry gets bytes for: all of them while the put has no root.
+// entryRanks are the ranks that a new entry gets bytes for: all of them where this host writes them, and while the put has no root.
 func (p *Put) entryRanks() uint64 {
-	if p.root == nil {
-		return p.ranks
+	if p.root != nil && p.root.cfg.Shared { // other hosts may write the rest
+		return 1 << p.rank
 	}
-	return p.root.kind.entryRanks(p.rank, p.ranks)
+	return p.ranks
 }
 
 func (p *Put) entryBytes() int64 {
@@ -302,20 +302,20 @@ func (p *Put) extend(ctx context.Context) error {
 	if err := r.budget.charge(p, need, p.mark.Fingerprint); err != nil { // as a continuation of what is there
 		return err
 	}
-	if err := r.kind.turn(ctx, p.tenant); err != nil {
+	if err := r.turn(ctx, p.tenant); err != nil {
 		return err
 	}
-	defer r.kind.endTurn()
+	defer r.endTurn()
 	enter := func() error {
 		if r.Index.At(slot).Is(index.Evicting) { // while the put waited for room
 			return fmt.Errorf("%w: %s has been dropped from %s", ErrNoSpace, p.key, r.Path)
 		}
 		r.Extend(slot, p.rank, need)
-		r.kind.grew()
+		r.leaving.Wake()
 		return nil
 	}
 	w := reservation{Want: r.want(tenant, need), reuseFor: p, enter: enter}
-	if err := r.kind.reserve(ctx, w); err != nil {
+	if err := r.owner.reserve(ctx, w); err != nil {
 		return p.shed(err)
 	}
 	return nil
@@ -327,8 +327,7 @@ func (p *Put) shed(cause error) error {
 	if !errors.Is(cause, moves.ErrBehind) {
 		r.Counted(&r.Count.Sheds)
 	}
-	p.removeTemp()
-	r.kind.giveBack(p)
+	p.release()
 	r.budget.Refund(&p.charge)
 	return cause
 }

@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/bits"
 	"os"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
@@ -48,7 +46,7 @@ func (p *Put) useBuiltinName(cause error) {
 
 // renameHead writes the put's name into the header page of its file, which is whole and has no name yet.
 func (p *Put) renameHead() error {
-	f, err := p.root.kind.openTemp(p)
+	f, err := p.root.FS.OpenFile(p.temp, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
@@ -142,14 +140,14 @@ func (p *Put) File() (staging.File, error) {
 			return p.file, nil
 		}
 		r.Log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
-		p.removeTemp()
+		p.release()
 		// Where the device answers neither, another entry would go for nothing.
-		if health.Judge(err) != health.Other && r.Account.Excess(1) > 0 || !r.kind.shrink(context.Background()) {
+		if health.Judge(err) != health.Other && r.Account.Excess(1) > 0 || !r.shrink(context.Background()) {
 			return nil, fmt.Errorf("%w: %s: a victim's file can be neither used nor removed: %w", ErrNoSpace, r.Path, err)
 		}
 	}
 	for range maxObstacles {
-		f, err := r.kind.createTemp(p)
+		f, err := r.owner.createTemp(p)
 		if err == nil {
 			p.file, p.opened = f, true
 			return p.file, nil
@@ -167,7 +165,7 @@ func (p *Put) File() (staging.File, error) {
 		}
 		if !errors.Is(err, fs.ErrExist) {
 			if temp := p.temp; temp != "" && !health.Judge(err).Untouched() {
-				r.kind.discard(temp, 0) // an open can fail after the file was made
+				r.Discard(temp, 0) // an open can fail after the file was made
 			}
 			p.temp = ""
 			return nil, fmt.Errorf("store: %s: %w", p.target, err)
@@ -209,34 +207,6 @@ func (p *Put) header(extents int, compressed bool) pieceformat.Header {
 		Payload: p.class.Plan.PayloadBytes(), Plan: p.class.Plan.Digest(), Algorithm: kv.XXH3, Extent: kv.ExtentBytes,
 		Extents: uint32(extents), DataOffset: pieceformat.DataOffset(extents, compressed), Name: p.name,
 	}
-}
-
-// A put that evicts takes over a victim's file where it can: renamed to be the put's temporary and overwritten in place.
-// That spares an unlink, a create and the allocation of blocks, which cost more than the write. A victim has no pins, so
-// it is not open in this process; and a file says in its header which piece it is, so what a power failure leaves under the
-// victim's name is a miss. Only a root of one's own does so: where hosts share one, another may be reading the victim.
-
-// offerFile makes the file of one of a victim's pieces the temporary of the put, if it may have the right size, and returns
-// the pieces with files that are still to be unlinked. The caller holds the turn, and not the root's lock.
-func (c *ownRoot) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
-	r := c.r
-	if reuseFor == nil || reuseFor.temp != "" || c.unlinksAll || v.Pieces == 0 || reuseFor.isStored() ||
-		v.Class.FileBytes() != reuseFor.class.FileBytes() {
-		return v.Pieces
-	}
-	bit := v.Pieces & -v.Pieces
-	name := r.victim(v, uint32(bits.TrailingZeros64(bit)))
-	temp := r.store.seq.TempName(reuseFor.target)
-	if err := r.InDir(reuseFor.target, func() error { return r.FS.Rename(name, temp) }); err != nil {
-		if !health.Judge(err).Untouched() { // else a rename can report an error although it happened
-			r.Orphans.AddLate(temp, err)
-			c.discard(temp, 0) // what nothing is known of is at its old name, in the account
-		}
-		return v.Pieces
-	}
-	r.Leave(name)
-	reuseFor.temp = temp
-	return v.Pieces &^ bit
 }
 
 // reuseFile opens the temporary that offerFile made. A file that is not what it should be, has another name somewhere or

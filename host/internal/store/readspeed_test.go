@@ -5,7 +5,7 @@ import "testing"
 // TestReadsAreMeasured: the speed of a directory with pieces of an earlier life is told, and nothing of an empty one.
 func TestReadsAreMeasured(t *testing.T) {
 	f := twoLevels(t, 64, 64, func(c *Config) {
-		c.Roots[0].Volatile, c.Roots[0].NoDirectory, c.Roots[0].Write = true, true, WriteThrough
+		c.Roots[0].Traits, c.Roots[0].Write = Memory, WriteThrough
 	})
 	far := f.store.roots[1]
 	if got := far.readSpeed(t.Context()); got != 0 {

@@ -34,6 +34,7 @@ type recovery struct {
 	root  *root
 	kept  *keptDir
 	set   *entries.Set
+	judge scanJudge
 	from  lister // that scans list, or nil: they walk
 	count scanCounters
 	// The set's lock guards these.
@@ -89,7 +90,7 @@ func (r *recovery) sweepTemps() {
 			d.Log.Warn("a directory could not be read; temporaries in it are left", "directory", dir, "error", err)
 		}
 		for _, e := range list {
-			if temp, ok := pieceformat.ParseTemp(e.Name()); ok && r.root.kind.ownsTemp(temp.Host) {
+			if temp, ok := pieceformat.ParseTemp(e.Name()); ok && r.root.ownsTemp(temp.Host) {
 				if err := r.sweep(d.Slash + dir + "/" + e.Name()); err != nil {
 					d.Log.Warn("a temporary is left", "directory", dir, "file", e.Name(), "error", err)
 				}
@@ -142,7 +143,7 @@ func (r *root) recover(ctx context.Context) error {
 	if err := r.Quarantine.Load(); err != nil {
 		return err
 	}
-	return r.kind.recover(ctx)
+	return r.owner.recover(ctx)
 }
 
 // warnOfSpace says that the file system has less room than the root is to take.
@@ -186,7 +187,7 @@ func (r *root) scanAll(ctx context.Context, failed chan<- error) {
 
 func (r *root) scanOnce(ctx context.Context) error {
 	defer r.recovery.report(ctx)()
-	return r.kind.scan(ctx)
+	return r.owner.scan(ctx)
 }
 
 // ScanDone is closed once every root's scan has ended. It stays open when the store is closed before that.

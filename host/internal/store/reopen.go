@@ -32,7 +32,7 @@ func (r returning) Probe() (empty bool, err error) {
 	if r.unavailable.Load() {
 		return false, nil // openLate looks at it as at a start
 	}
-	if empty, err = r.kind.identify(); err != nil {
+	if empty, err = r.identify(); err != nil {
 		return false, err
 	}
 	if err = r.directory.Probe(r.store.seq.TempName(r.Path + "/" + pieceformat.MetaDir + "/probe")); err == nil && !empty {
@@ -128,7 +128,7 @@ func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
 
 // reset takes back what opening has begun. Nothing else uses the root yet.
 func (r *root) reset() {
-	r.kind.leave()
+	r.owner.leave()
 	r.Lock()
 	defer r.Unlock()
 	_ = r.directory.Close() // what the lock protects is not used

@@ -443,7 +443,7 @@ func testTenantsTakeTurnsForRoom(t *testing.T) {
 		synctest.Wait() // it waits
 	}
 	for range 2 { // turns of tenant 1, each behind those that wait beside it
-		go f.own().evicting.Take(t.Context(), 1)
+		go f.root().evicting.Take(t.Context(), 1)
 		synctest.Wait()
 		resume()
 		synctest.Wait()

@@ -25,13 +25,13 @@ import (
 // quarantineShare is the part of a root's capacity, 1/n, that its quarantine may take.
 const quarantineShare = 16
 
-// root is one directory: its entries, its files, and what kind of root it is.
+// root is one directory: its entries, its files, and plain code between its medium and its [owner].
 type root struct {
 	entries.Set
 	*files.Dir
 	store  *Store
 	cfg    RootConfig
-	kind   kind
+	owner  owner
 	budget writeBudget
 
 	kept      *keptDir // files that the store keeps for itself
@@ -40,7 +40,9 @@ type root struct {
 	meter     meter
 
 	level      *level
-	origin     moves.Origin // of what is copied to other levels
+	origin     moves.Origin   // of what is copied to other levels
+	evicting   *staging.Turns // the turn to reserve: held by the one reservation that may evict. nil: the evictor of several hosts does
+	leaving    moves.Leaving  // for the next level
 	upkeepWake chan struct{}
 
 	unavailable atomic.Bool   // it could not be opened: see openLate
@@ -76,8 +78,8 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		Path: cfg.Path, Log: log, Account: r.Account, Sequence: &s.seq,
 		Health: health.NewMonitor(health.Config{
 			Dir: cfg.Path, FS: cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
-			Remote: cfg.NoDirectory && !cfg.Volatile,
-			Ended: func() { wake(r.upkeepWake) },
+			Remote: cfg.Remote || cfg.Lender != nil,
+			Ended:  func() { wake(r.upkeepWake) },
 		}),
 		Strict: s.cfg.Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
 	})
@@ -98,8 +100,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.Path, p.Label, err)
 	}
 	r.kept = &keptDir{Dir: r.Dir, Catalog: s.catalog, Sequence: &s.seq}
-	r.kind = newKind(r)
-	r.recovery = &recovery{root: r, kept: r.kept, set: &r.Set}
+	r.own()
 	r.budget = newWriteBudget(r)
 	return r, nil
 }
@@ -120,7 +121,7 @@ func (r *root) take(ctx context.Context) (err error) {
 		return err
 	}
 	for _, file := range pieceformat.RootFiles {
-		if err := health.Clear(r.FS, r.Slash+r.kind.file(file), false, r.Log); err != nil {
+		if err := health.Clear(r.FS, r.Slash+r.file(file), false, r.Log); err != nil {
 			return fmt.Errorf("store: root %s: %w", r.Path, err)
 		}
 	}
@@ -132,12 +133,60 @@ func (r *root) take(ctx context.Context) (err error) {
 }
 
 func (r *root) close() error {
-	r.kind.leave()
+	r.owner.leave()
 	r.Lock()
 	defer r.Unlock()
 	err := errors.Join(r.Evictor.Close(), r.directory.Close())
 	r.Health.Close()
 	return err
+}
+
+// file is the name of one of the store's own files in the root. Where hosts share it each has its own.
+func (r *root) file(base string) string {
+	if r.cfg.Shared {
+		return base + "." + r.store.cfg.HostID
+	}
+	return base
+}
+
+// ownsTemp says whether a temporary of an earlier run of a host is this host's to remove.
+func (r *root) ownsTemp(host string) bool { return !r.cfg.Shared || host == r.store.cfg.HostID }
+
+// identify says whether the directory is one to continue with, and whether it is empty. Where hosts share it, it is the one that was
+// there when this host joined. Of a bucket only requests tell: the root itself, and temporaries, are there without a server.
+func (r *root) identify() (empty bool, err error) {
+	if !r.cfg.Shared {
+		empty, err = r.directory.Adopt()
+	} else if err = r.directory.Same(); err != nil {
+		err = fmt.Errorf("%w, and shared: restart kvhost to join it", err)
+	}
+	if err == nil && r.cfg.Remote {
+		err = r.answers(r.file(pieceformat.ProbeFile))
+	}
+	return empty, err
+}
+
+// answers fails unless the server of a bucket answers.
+func (r *root) answers(probe string) error {
+	bare, name := r.Health.Bare(), r.Slash+probe
+	err := pieceformat.ReplaceFile(bare, r.store.seq.TempName(name), name, true, pieceformat.Holding([]byte("kvhost probe\n")))
+	if err == nil {
+		err = errors.Join(health.ReadThrough(bare, name, pieceformat.Page), bare.Remove(name))
+	}
+	return err
+}
+
+// forget removes a file of the catalog that this host has no use for. Where hosts share the root another may have one. A file that stays
+// is tried again at the next start.
+func (r *root) forget(dir, base string) {
+	if r.cfg.Shared {
+		return
+	}
+	for _, dir := range pieceformat.Copies(dir) {
+		if err := r.FS.Remove(r.Slash + dir + "/" + base); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			r.Log.Warn("file that nothing needs not removed; the next start tries again", "file", base, "error", err)
+		}
+	}
 }
 
 // wake wakes whoever waits for a channel of one element.
@@ -200,7 +249,7 @@ func (r *root) lockRoot(ctx context.Context) error {
 	if err := r.directory.Lock(); err != nil {
 		return r.notLocked(err)
 	}
-	if err := r.kind.lockOut(ctx); err != nil {
+	if err := r.owner.lock(ctx); err != nil {
 		return errors.Join(err, r.directory.Close())
 	}
 	return nil

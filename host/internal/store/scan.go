@@ -152,7 +152,7 @@ func (c *scan) look(rel string) {
 	r, d := c.by, c.by.kept
 	name := d.Slash + rel
 	if temp, ok := pieceformat.ParseTemp(filepath.Base(rel)); ok {
-		if !d.Sequence.Wrote(temp) && r.root.kind.ownsTemp(temp.Host) {
+		if !d.Sequence.Wrote(temp) && r.root.ownsTemp(temp.Host) {
 			if err := r.sweep(name); err != nil {
 				c.unreadable(name, err)
 			}
@@ -172,7 +172,7 @@ func (c *scan) look(rel string) {
 	if err == nil {
 		c.identify(name, rel, &h, pieceformat.Padded(info.Allocated))
 	} else {
-		r.root.kind.judge().Unsound(c, name, rel, info, err)
+		r.judge.Unsound(c, name, rel, info, err)
 	}
 }
 
@@ -315,10 +315,10 @@ func (c *scan) identify(name, rel string, h *pieceformat.Header, allocated int64
 		given, err = nameAt(cl, h, rel)
 	}
 	if err != nil {
-		r.root.kind.judge().Unknown(c, name, allocated, err)
+		r.judge.Unknown(c, name, allocated, err)
 		return
 	}
-	r.root.kind.judge().Found(c, rel, given, cl, h, allocated)
+	r.judge.Found(c, rel, given, cl, h, allocated)
 }
 
 // nameAt is a piece's name as its entry has it, by where it stands: empty for the built-in one.

@@ -23,7 +23,7 @@ import (
 
 // rig is the only host of a shared root, and so its evictor. It makes a step when it is told to.
 type rig struct {
-	*sharedRoot
+	*joint
 	testing.TB
 	b      backend
 	class  *catalog.Class
@@ -44,8 +44,8 @@ func newRig(t testing.TB) *rig {
 			Now: func() time.Duration { return r.now }, Wait: func(step func()) { r.now += time.Second; step() },
 		}
 	})
-	r.sharedRoot, r.class = f.shared(), f.space.Class(0)
-	r.b = backend{r.sharedRoot}
+	r.joint, r.class = f.shared(), f.space.Class(0)
+	r.b = backend{r.joint}
 	r.kept.Catalog.Tenants.Number(0) // of all entries here
 	r.pass(4)
 	return r
@@ -102,7 +102,7 @@ func (r *rig) write(n uint64, rank uint32) (string, *pieceformat.Header) {
 }
 
 func (r *rig) found(name string, h *pieceformat.Header) {
-	r.judge().Found(nil, strings.TrimPrefix(name, r.kept.Slash), "", r.class, h, r.class.FileBytes())
+	judge{r.joint}.Found(nil, strings.TrimPrefix(name, r.kept.Slash), "", r.class, h, r.class.FileBytes())
 }
 
 // stored writes rank 0 of a key's entry, and has this host find it. It returns the file's name.
@@ -285,13 +285,11 @@ func TestLeftAlone(t *testing.T) {
 	name, _ := r.write(1, 0)
 	info, err := r.kept.FS.Stat(name)
 	r.must(err)
-	j := r.judge()
+	j := judge{r.joint}
 	j.Unsound(nil, name, "x", info, pieceformat.ErrDamaged)
 	j.Unsound(nil, name, "x", info, fs.ErrNotExist) // it has gone since
 	j.Unknown(nil, name, r.class.FileBytes(), catalog.ErrUnknownNamespace)
-	if left := r.discard(name, r.class.FileBytes()); left != 0 {
-		t.Errorf("%d bytes are left of a published file", left)
-	}
+	r.withdraw(&Put{class: r.class, target: name})
 	r.expect("left alone", 0, 3)
 	if _, err := os.Stat(name); err != nil {
 		t.Error(err)
@@ -350,7 +348,7 @@ func TestGuard(t *testing.T) {
 	var credit shared.Credit
 	_, err := r.begin(1, &credit)
 	r.must(err)
-	temp, err := r.tempName("x", credit)
+	temp, err := r.member.Temp("x", credit)
 	r.must(err)
 	r.must(os.MkdirAll(filepath.Dir(temp), 0o700))
 	under, err := staging.OS().OpenFile(temp, os.O_RDWR|os.O_CREATE, 0o600)
@@ -373,7 +371,7 @@ func TestGuard(t *testing.T) {
 // TestAdmissionEnds: a scan that no evictor admits ends with its context.
 func TestAdmissionEnds(t *testing.T) {
 	r := newRig(t)
-	r.sharedRoot.leave()
+	r.joint.leave()
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	r.root.cfg.Scheduler = nil

@@ -305,7 +305,7 @@ func (f *fixture) reckons() int64 {
 	r := f.root()
 	r.Lock()
 	defer r.Unlock()
-	return r.Account.Figures().Used - r.kind.(*sharedRoot).inFlight
+	return r.Account.Figures().Used - r.owner.(*joint).inFlight
 }
 
 // TestAScanMeetsAPieceThatIsWritten: the evictor scans, as after a log that it has missed, and meets a piece of another

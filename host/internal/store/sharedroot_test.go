@@ -364,7 +364,7 @@ func TestAReservationThatFails(t *testing.T) {
 	a := fellow(t, t.TempDir(), "a", 60)
 	a.mustPut(0)
 	r := a.root()
-	c := r.kind.(*sharedRoot)
+	c := r.owner.(*joint)
 	counted := func() int64 { // as the evictor does
 		r.Lock()
 		defer r.Unlock()

@@ -205,7 +205,7 @@ func (r *root) stats() RootStats {
 		Quarantined: r.Quarantine.Count(), SyncFails: r.SyncFails.Load(),
 		Scanning: r.Scanning(), Scanned: n.Scanned.Load(),
 		Swept: n.Swept.Load(), Foreign: n.Foreign.Load(), Unclaimed: n.Unclaimed.Load(),
-		Shared: r.kind.stats(), Evict: r.Evictor.Stats(),
+		Evict: r.Evictor.Stats(),
 	}
 	if st.Least = math.Inf(1); r.meter.gain != nil {
 		st.Least, st.Why = r.meter.gain.Least(), r.meter.gain.Why()
@@ -217,5 +217,8 @@ func (r *root) stats() RootStats {
 	st.Written = r.budget.Spent()
 	st.Stuck = r.Health.Stuck()
 	st.Writing = r.Writing()
+	if c, ok := r.owner.(*joint); ok {
+		st.Shared = c.stats()
+	}
 	return st
 }

@@ -25,14 +25,17 @@ import (
 
 // Store is one host's chunks on disk. It is safe for concurrent use.
 type Store struct {
-	cfg     Config
-	live    atomic.Pointer[Config] // cfg with what Reload has changed
-	log     *slog.Logger
-	catalog *catalog.Catalog
-	roots   []*root
-	levels  []*level // nearest first
-	own     []*level // see ownLevels
-	lent    []*level
+	cfg      Config
+	live     atomic.Pointer[Config] // cfg with what Reload has changed
+	log      *slog.Logger
+	catalog  *catalog.Catalog
+	roots    []*root
+	ours     []*root  // but for borrowed
+	borrowed *root    // of beyond, or nil
+	levels   []*level // nearest first
+	own      []*level // those that take stores
+	lent     []*level // of them those that other hosts may borrow from: what is Remote they reach as soon themselves
+	beyond   *level   // of what other hosts lend, behind all others; nil: none do
 
 	swapping *semaphore.Weighted // held while policies change
 	shadows  shadow.Set
@@ -47,7 +50,7 @@ type Store struct {
 	changes    *entries.ChangeLog
 	copies     *entries.Copies // nil: there is one root
 	mover      *moves.Mover    // nil: there is one level
-	offered    *level          // see root.offers
+	offered    *level          // see root.offers; nil: none is
 	turnover   turnover        // of it
 	loads      moves.Loads
 	seq        files.Sequence
@@ -83,7 +86,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	for _, r := range s.roots {
 		s.work.Go(func() { r.upkeep(s.run) })
-		r.kind.start()
+		if r.leaving.To != nil {
+			s.work.Go(func() { r.leaving.Run(s.run) })
+		}
 	}
 	return s, nil
 }
@@ -102,7 +107,7 @@ func prepare(ctx context.Context, cfg Config) (*Store, error) {
 		s.copies = entries.NewCopies()
 	}
 	s.levels = levelsOf(s)
-	s.ownLevels()
+	s.sortLevels()
 	s.seq.Init(cfg.Now, cfg.HostID)
 	for i := range s.stripes {
 		s.stripes[i] = semaphore.NewWeighted(1)
@@ -124,7 +129,11 @@ func prepare(ctx context.Context, cfg Config) (*Store, error) {
 		if err != nil {
 			return nil, errors.Join(err, s.abandon())
 		}
-		s.roots = append(s.roots, r)
+		if s.roots = append(s.roots, r); cfg.Lender != nil {
+			s.borrowed = r
+		} else {
+			s.ours = append(s.ours, r)
+		}
 		r.level.roots = append(r.level.roots, r)
 	}
 	return s, nil
@@ -180,7 +189,9 @@ func (s *Store) Close() error {
 		r.Lock()
 		r.Moves.KeepAll()
 		r.Unlock()
-		r.kind.save()
+		if !r.cfg.Shared && r.cfg.Lender == nil {
+			r.recovery.saveCheckpoint()
+		}
 	}
 	return errors.Join(s.closeRoots(), s.catalog.Close())
 }
@@ -204,9 +215,8 @@ func (s *Store) ScratchName(root, what string) string {
 
 // tellRoots gives the place policy fresh facts.
 func (s *Store) tellRoots() {
-	own := s.ownRoots()
-	facts := make([]abi.RootFacts, len(own))
-	for i, r := range own {
+	facts := make([]abi.RootFacts, len(s.ours))
+	for i, r := range s.ours {
 		facts[i] = r.facts(i)
 	}
 	s.catalog.SetRoots(facts)
@@ -251,7 +261,7 @@ func (s *Store) Changes() *entries.ChangeLog { return s.changes }
 
 // Snapshot calls yield with the entries that are resident, as changes without a number, until it returns false. Changes
 // during the call may be missing or not: the log has them, from an [entries.ChangeLog.Start] before the call on.
-func (s *Store) Snapshot(yield func([]entries.Change) bool) { snapshot(s.ownRoots(), yield) }
+func (s *Store) Snapshot(yield func([]entries.Change) bool) { snapshot(s.ours, yield) }
 
 func snapshot(roots []*root, yield func([]entries.Change) bool) bool {
 	batch := make([]entries.Change, 0, entries.SnapshotStep)

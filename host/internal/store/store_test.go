@@ -362,34 +362,23 @@ func upTo(n int) []uint64 {
 
 // The ways of tests into a store's roots. The first root is meant where none is named.
 
-func (f *fixture) root() *root   { return f.store.roots[0] }
-func (f *fixture) check() error  { return f.root().check() }
-func (f *fixture) idle() error   { return f.root().idle() }
-func (f *fixture) own() *ownRoot { return ownOf(f.root()) }
-func (f *fixture) shared() *sharedRoot {
-	return f.root().kind.(interface{ among() *sharedRoot }).among()
-}
+func (f *fixture) root() *root    { return f.store.roots[0] }
+func (f *fixture) check() error   { return f.root().check() }
+func (f *fixture) idle() error    { return f.root().idle() }
+func (f *fixture) shared() *joint { return f.root().owner.(*joint) }
 
-// among is a root's part among the hosts that share it, in a directory or a bucket.
-func (r *sharedRoot) among() *sharedRoot { return r }
-
-// ownOf is the part of a root that evicts for itself.
-func ownOf(r *root) *ownRoot {
-	if m, ok := r.kind.(memoryRoot); ok {
-		return m.ownRoot
-	}
-	return r.kind.(*ownRoot)
-}
+// volatile is memory in a directory, so that a test can look at it.
+var volatile = Medium{Traits: Traits{Volatile: true}}
 
 // rested waits until no eviction is under way, and lets none begin before resume is called.
 func (f *fixture) rested() (resume func()) {
 	f.Helper()
 	for _, r := range f.store.roots {
-		f.must(ownOf(r).evicting.Take(context.Background(), 0))
+		f.must(r.evicting.Take(context.Background(), 0))
 	}
 	return func() {
 		for _, r := range f.store.roots {
-			r.kind.endTurn()
+			r.endTurn()
 		}
 	}
 }

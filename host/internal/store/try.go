@@ -43,7 +43,7 @@ func (r *root) try(ctx context.Context) (err error) {
 			err = fmt.Errorf("store: root %s: %w", r.Path, err)
 		}
 	}()
-	bare, lock := r.Health.Bare(), r.Slash+r.kind.file(pieceformat.LockFile)
+	bare, lock := r.Health.Bare(), r.Slash+r.file(pieceformat.LockFile)
 	if r.cfg.NoDirectory {
 		return nil
 	}
@@ -64,8 +64,8 @@ func (r *root) try(ctx context.Context) (err error) {
 		}
 	}
 	if _, serr := bare.Stat(r.Slash + pieceformat.LockFile); serr == nil {
-		err = r.kind.lockOut(ctx)
-		r.kind.leave()
+		err = r.owner.lock(ctx)
+		r.owner.leave()
 	}
 	return errors.Join(err, health.Unlock(locks))
 }

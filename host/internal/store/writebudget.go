@@ -15,7 +15,7 @@ type writeBudget struct {
 }
 
 func newWriteBudget(r *root) writeBudget {
-	file := budgetFile{Kept: r.kept, Name: r.kind.file(pieceformat.WrittenFile)}
+	file := budgetFile{Kept: r.kept, Name: r.file(pieceformat.WrittenFile)}
 	return writeBudget{capacity.NewBudget(r.cfg.DailyWrites, r.store.cfg.Now, file), r}
 }
 

@@ -267,7 +267,7 @@ func TestRepairKeepsTheAccount(t *testing.T) {
 			faulty := faultfs.New(staging.OS())
 			r := newRig(t, 1<<30)
 			r.store.Close()
-			r.openRoot(store.RootConfig{Path: r.dir, Capacity: most * (50 << 12), FS: faulty})
+			r.openRoot(store.RootConfig{Path: r.dir, Capacity: most * (50 << 12), Medium: store.Medium{FS: faulty}})
 			for n := range uint64(most) {
 				r.mustPut(n + 2)
 			}
@@ -292,8 +292,8 @@ func TestRepairKeepsTheAccount(t *testing.T) {
 		r.change(name, func(b []byte) []byte { b[len(b)-pieceformat.Page] ^= 1; return b })
 		r.store.Close()
 		must(t, os.Remove(filepath.Join(r.dir, pieceformat.CheckpointFile)))
-		r.openRoot(store.RootConfig{Path: r.dir, Capacity: 1 << 30, FS: &meanwhile{FS: staging.OS(), dir: filepath.Dir(name),
-			then: func() { r.check(Options{Repair: true}) }}})
+		r.openRoot(store.RootConfig{Path: r.dir, Capacity: 1 << 30, Medium: store.Medium{FS: &meanwhile{FS: staging.OS(),
+			dir: filepath.Dir(name), then: func() { r.check(Options{Repair: true}) }}}})
 		<-r.store.ScanDone()
 		r.accounts("after the scan")
 	})

@@ -28,14 +28,9 @@ const (
 	mostWaiting = 64
 )
 
-// tempName is the name of a put's temporary, given the one that it would have next to its target.
-func (r *sharedRoot) tempName(beside string, credit shared.Credit) (string, error) {
-	return r.member.Temp(beside, credit)
-}
-
 // reserveCredit books a put's bytes against credit, if the put can take any, and calls enter with the lock held. The evictor
 // makes room for the bytes. When enter fails it has released them. It takes the lock.
-func (r *sharedRoot) reserveCredit(ctx context.Context, w capacity.Want, credit *shared.Credit, enter func() error) error {
+func (r *joint) reserveCredit(ctx context.Context, w capacity.Want, credit *shared.Credit, enter func() error) error {
 	r.set.Lock()
 	defer r.set.Unlock()
 	if credit != nil && w.Bytes > 0 {
@@ -55,7 +50,7 @@ func (r *sharedRoot) reserveCredit(ctx context.Context, w capacity.Want, credit 
 }
 
 // takeCreditUnlocking gets credit, and waits for it for a while. The lock is held, and released during the wait.
-func (r *sharedRoot) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, bytes int64) error {
+func (r *joint) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, bytes int64) error {
 	var over <-chan time.Time
 	for passed := 0; ; passed++ {
 		more := r.member.More()
@@ -94,13 +89,13 @@ func (r *sharedRoot) takeCreditUnlocking(ctx context.Context, credit *shared.Cre
 	}
 }
 
-func (r *sharedRoot) noCredit(bytes int64) error {
+func (r *joint) noCredit(bytes int64) error {
 	return fmt.Errorf("%w: %s: the evictor of the hosts that share it has given this one no credit for %d bytes",
 		capacity.ErrNoSpace, r.kept.Path, bytes)
 }
 
 // returnCredit gives credit back: nothing that was written on it is on the disk any more. It takes the lock.
-func (r *sharedRoot) returnCredit(credit shared.Credit) {
+func (r *joint) returnCredit(credit shared.Credit) {
 	if credit.Bytes() == 0 {
 		return
 	}
@@ -112,7 +107,7 @@ func (r *sharedRoot) returnCredit(credit shared.Credit) {
 
 // publishRecord gives a temporary its name, and spends its credit. Before the evictor can learn of the piece it counts as one
 // that is there.
-func (r *sharedRoot) publishRecord(temp, target string, rec shared.Record, credit *shared.Credit) error {
+func (r *joint) publishRecord(temp, target string, rec shared.Record, credit *shared.Credit) error {
 	bytes := credit.Bytes()
 	r.set.Lock()
 	r.inFlight -= bytes
@@ -136,12 +131,14 @@ func (r *sharedRoot) publishRecord(temp, target string, rec shared.Record, credi
 	return nil
 }
 
-// mayEnter says why no entry of a key can be made now, if so. The lock is held.
-func (r *sharedRoot) mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error {
-	if r.pending[shared.ID{Namespace: cl.Namespace.Digest, Group: cl.Group, Key: *key}] != nil {
+// mayEnter implements [owner]. A removal is not waited for: it may wait for hosts that are silent.
+func (r *joint) mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error {
+	slot := r.set.Index.Find(fp, cl.Base, key)
+	if r.pending[shared.ID{Namespace: cl.Namespace.Digest, Group: cl.Group, Key: *key}] != nil ||
+		slot != index.None && r.set.Index.At(slot).Is(index.Evicting) {
 		return fmt.Errorf("%w: %s is being evicted from %s", capacity.ErrNoSpace, key, r.kept.Path)
 	}
-	if r.set.Index.Find(fp, cl.Base, key) != index.None {
+	if slot != index.None {
 		return fmt.Errorf("%w: another host has just stored %s", entries.ErrResident, key)
 	}
 	return nil
@@ -149,7 +146,7 @@ func (r *sharedRoot) mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error {
 
 // propose tells the evictor that pieces of an entry that leaves this host's index are to go. Their bytes are in the account
 // until they do, next to the entry's. It takes the lock.
-func (r *sharedRoot) propose(d *entries.Eviction, pieces uint64) {
+func (r *joint) propose(d *entries.Eviction, pieces uint64) {
 	var there uint64
 	var left int64
 	for rank := range entries.Ranks(pieces) {
@@ -183,7 +180,7 @@ func (r *sharedRoot) propose(d *entries.Eviction, pieces uint64) {
 }
 
 // reportDamaged asks the evictor to remove pieces, and books their bytes as those of orphans.
-func (r *sharedRoot) reportDamaged(cl *catalog.Class, rec shared.Record) {
+func (r *joint) reportDamaged(cl *catalog.Class, rec shared.Record) {
 	r.set.Lock()
 	id := rec.ID()
 	if r.pending[id] == nil {
@@ -200,26 +197,16 @@ func (r *sharedRoot) reportDamaged(cl *catalog.Class, rec shared.Record) {
 	r.member.ReportDamaged(rec)
 }
 
-// discard removes a file of a put that failed, and returns the bytes of it that are left. A file that was published may
-// be in use by other hosts: it stays, and is booked as one that is not served.
-func (r *sharedRoot) discard(name string, most int64) (left int64) {
-	if _, temp := pieceformat.ParseTemp(filepath.Base(name)); !temp {
-		r.overlook(most) // published: others may have it
-		return 0
-	}
-	return r.kept.Discard(name, most)
-}
-
 // guard makes a file that fails with [shared.ErrFenced] once its put's credit is void. The file has no name then, and
 // no host counts what is written to it.
-func (r *sharedRoot) guard(f staging.File, credit shared.Credit) staging.File {
+func (r *joint) guard(f staging.File, credit shared.Credit) staging.File {
 	return &guarded{File: f, root: r, credit: credit}
 }
 
 // guarded is a temporary that is being written.
 type guarded struct {
 	staging.File
-	root   *sharedRoot
+	root   *joint
 	credit shared.Credit
 }
 

@@ -37,7 +37,7 @@ func neighbour(t testing.TB, url, id string, entries int, change ...func(*Config
 	return newFixtureIn(t, "", entries, 1, append([]func(*Config){func(c *Config) {
 		c.HostID, c.Now = id, time.Now
 		r := &c.Roots[0]
-		r.Path, r.FS, r.NoDirectory, r.ForPieces, r.Shared = bucketRoot, openShared(t, url, id), true, true, true
+		r.Path, r.FS, r.Traits, r.ForPieces, r.Shared = bucketRoot, openShared(t, url, id), Bucket, true, true
 		r.Poll, r.Lapse = 20*time.Millisecond, 2*time.Second
 	}}, change...)...)
 }
@@ -157,8 +157,8 @@ func TestSharedBucketIsTheLastLevel(t *testing.T) {
 			c.HostID, c.Now, c.Moves.Shutdown = id, time.Now, time.Minute
 			c.Roots[0].Volatile = true
 			c.Roots = append(c.Roots, RootConfig{
-				Path: bucketRoot, FS: openShared(t, s.URL, id), Capacity: 200 * pieceBytes, MaxEntries: 1024, Level: 1,
-				NoDirectory: true, ForPieces: true, Shared: true, Poll: 20 * time.Millisecond, Lapse: time.Hour,
+				Path: bucketRoot, Medium: Medium{FS: openShared(t, s.URL, id), Traits: Bucket}, Capacity: 200 * pieceBytes, MaxEntries: 1024, Level: 1,
+				ForPieces: true, Shared: true, Poll: 20 * time.Millisecond, Lapse: time.Hour,
 			})
 		})
 	}

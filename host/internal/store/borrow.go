@@ -1,7 +1,6 @@
 package store
 
 import (
-	"context"
 	"fmt"
 	"slices"
 
@@ -13,54 +12,8 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Lender is who stands for the hosts that lend.
-type Lender interface {
-	// Blame says that the file of a piece could not be read, or is not what it should be. Its entry is dropped.
-	Blame(name string, cause error)
-	// Copies is how many other hosts are known to have an entry. It costs no message.
-	Copies(fp uint64) int
-	// Takes says whether a host is there that may take what this one evicts.
-	Takes() bool
-	// Offer asks it to take an entry, and waits until it has or will not: [moves.ErrRefused].
-	Offer(ctx context.Context, o *Offer) error
-}
-
-// peerRoot is the [kind] of a root of what other hosts lend: an [ownRoot] that is empty at both ends of the host's life and takes no
-// stores. Its entries come by [Store.Borrow] and leave by [Store.GiveBack], or as victims; to unlink their files is to forget them.
-type peerRoot struct{ *ownRoot }
-
-func newPeerRoot(r *root) peerRoot {
-	c := peerRoot{newOwnRoot(r)}
-	c.unlinksAll = true
-	return c
-}
-
-func (c peerRoot) save() {}
-
-// recover implements [kind]: nothing is there, so no scan is due.
-func (c peerRoot) recover(context.Context) error {
-	close(c.r.scanned)
-	return nil
-}
-
-// mayInsert implements [kind].
-func (c peerRoot) mayInsert(p *Put) error {
-	return fmt.Errorf("%w: %s is of what other hosts lend", ErrNoSpace, c.r.Path)
-}
-
-// unlinkDamaged implements [kind]: the file is the lender's, and so is the fault.
-func (c peerRoot) unlinkDamaged(v *entries.Eviction, _ uint32, name string, cause error) {
-	c.r.cfg.Lender.Blame(name, cause)
-	_, _ = c.unlink(v, v.Pieces)
-}
-
-// ownRoots are all roots but that one.
-func (s *Store) ownRoots() []*root {
-	if n := len(s.roots) - 1; s.roots[n].cfg.Lender != nil {
-		return s.roots[:n]
-	}
-	return s.roots
-}
+// The root of what other hosts lend is empty at both ends of the host's life and takes no stores. Its entries come by [Store.Borrow]
+// and leave by [Store.GiveBack], or as victims; to unlink their files is to forget them.
 
 // Loan is entries that another host lends, with the pieces of the same ranks.
 type Loan struct {
@@ -84,8 +37,8 @@ type Borrowed = entries.Mark
 
 // Borrow lets lookups find what another host lends. It leaves out what is there already, and stops where the root is full.
 func (s *Store) Borrow(l *Loan) (list []Borrowed, err error) {
-	r := s.roots[len(s.roots)-1]
-	if s.closed.Load() || r.cfg.Lender == nil {
+	r := s.borrowed
+	if s.closed.Load() || r == nil {
 		return nil, ErrClosed
 	}
 	cl, err := l.Namespace.OpenClass(l.Group)
@@ -138,7 +91,7 @@ func (r *root) borrow(sight *entries.Scan, cl *catalog.Class, tenant uint16, l *
 
 // GiveBack removes entries that were borrowed, but for those that are in use unless all are to go. It returns what is left.
 func (s *Store) GiveBack(list []Borrowed, all bool) []Borrowed {
-	r := s.roots[len(s.roots)-1]
+	r := s.borrowed
 	return slices.DeleteFunc(list, func(m Borrowed) bool {
 		r.Lock()
 		stands := r.Stands(m)

@@ -47,7 +47,7 @@ func openBucket(t testing.TB, url string) *s3fs.FS {
 func inBucket(t testing.TB, url string) func(*Config) {
 	return func(c *Config) {
 		r := &c.Roots[len(c.Roots)-1]
-		r.Path, r.FS, r.NoDirectory, r.ForPieces = bucketRoot, openBucket(t, url), true, true
+		r.Path, r.FS, r.Traits, r.ForPieces = bucketRoot, openBucket(t, url), Bucket, true
 	}
 }
 

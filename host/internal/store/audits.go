@@ -21,17 +21,10 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// sharedObjectRoot is the [kind] of a root in a bucket that several hosts share: a [sharedRoot] with another protocol, that of
-// package bucket. A temporary is not seen by others, wherever it stands. What hosts that are gone have stored and told nobody is
-// found by audits.
-type sharedObjectRoot struct {
-	*sharedRoot
-	audits *audits
-}
-
-// audits lists the bucket: in scans, and when the member asks for that.
+// audits lists the bucket of a [joint] owner: in scans, and when the member asks for that. Other hosts do not see a temporary
+// there. What a host stored without a record before it was gone is found by a list alone.
 type audits struct {
-	root   *sharedRoot
+	root   *joint
 	member *bucket.Member
 }
 
@@ -48,14 +41,7 @@ const patience = 5
 // requestsAtOnce is how many objects are read or removed at a time.
 const requestsAtOnce = 16
 
-func newSharedObjectRoot(r *root) sharedObjectRoot {
-	c := sharedObjectRoot{newSharedRoot(r), &audits{}}
-	c.audits.root = c.sharedRoot
-	c.newMember, c.walk, c.confirms = c.bucketMember, c.audits.walk, true
-	return c
-}
-
-func (r sharedObjectRoot) bucketMember() (member, error) {
+func (r *joint) bucketMember() (member, error) {
 	cfg := &r.root.cfg
 	files, ok := cfg.FS.(objectFS)
 	if !ok {
@@ -64,7 +50,7 @@ func (r sharedObjectRoot) bucketMember() (member, error) {
 	m, err := bucket.New(bucket.Config{
 		Objects: files.Control(r.kept.Slash+shared.Dir, cfg.Lapse/patience), FS: r.kept.FS, Host: r.root.store.cfg.HostID,
 		Capacity: cfg.Capacity, Lapse: cfg.Lapse, Log: r.kept.Log, Unique: unique, Now: r.clock, Workers: requestsAtOnce,
-	}, backend{r.sharedRoot})
+	}, backend{r})
 	if err == nil {
 		files.WriteWhile(m.Fresh)
 		r.set.Lock()
@@ -74,55 +60,13 @@ func (r sharedObjectRoot) bucketMember() (member, error) {
 	return m, err
 }
 
-// lockOut implements [kind]: a lock that a host left which had the bucket for itself must lapse. Hosts that join do not keep each other
-// out.
-func (r sharedObjectRoot) lockOut(ctx context.Context) error {
-	if free, err := r.unlocked(); free || err != nil {
-		return err
-	}
-	err := r.sharedRoot.lockOut(ctx)
-	r.unlockJoin()
-	return err
-}
-
 // unlocked says that no host has the bucket for itself.
-func (r sharedObjectRoot) unlocked() (bool, error) {
+func (r *joint) unlocked() (bool, error) {
 	_, err := r.root.Health.Bare().Stat(r.kept.Slash + pieceformat.LockFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
 	return false, err
-}
-
-// recover implements [kind]. A host that wants the bucket for itself locks it, and then looks for others; this one has joined, and then looks
-// for the lock: of two that start at the same time one sees the other.
-func (r sharedObjectRoot) recover(ctx context.Context) error {
-	if err := r.sharedRoot.recover(ctx); err != nil {
-		return err
-	}
-	if free, err := r.unlocked(); free || err != nil {
-		return err
-	}
-	r.leave()
-	return fmt.Errorf("%w: %s: a host has it for itself: stop it, or set shared = true there too", ErrRootBusy, r.kept.Path)
-}
-
-func (r sharedObjectRoot) identify() (empty bool, err error) {
-	if empty, err = r.sharedRoot.identify(); err == nil {
-		err = r.root.answers(r.file(pieceformat.ProbeFile))
-	}
-	return empty, err
-}
-
-func (r sharedObjectRoot) start() {
-	if s := r.root.store; r.root.cfg.Scheduler == nil {
-		s.work.Go(func() { r.audits.run(s.run) })
-	}
-}
-
-func (r sharedObjectRoot) step(ctx context.Context) {
-	r.sharedRoot.step(ctx)
-	r.audits.pass(ctx, 0)
 }
 
 // run makes audits until the context is done.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,25 +22,17 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Scheduler is for tests. It replaces the clock and the timers of a shared root, so that what its hosts do to each
-// other repeats from a seed: a host makes a step when [Store.Maintain] says so, one host at a time.
-type Scheduler struct {
-	Now func() time.Duration
-	// Wait is called where the host would wait for others. It lets each of them make a step, and the caller by step.
-	Wait func(step func())
-}
-
-// sharedRoot is the [kind] of a directory that several hosts share. One of them evicts for all, which lends the others
+// joint is the [owner] of a root that several hosts share. One of them evicts for all, which lends the others
 // credit for what they write and removes what they report. An entry gets bytes rank by rank, because other hosts may write
 // the other ranks, and nothing is granted while this host may have missed a removal.
 //
-// A sharedRoot connects the entries and files of its root with a member of the protocol in package shared, which says why the
+// A joint owner connects the entries and files of its root with a member of the protocol in package shared, which says why the
 // protocol holds. A piece is written against credit. Temporaries are in the directory of the member. No host takes a name away
 // because its file is damaged or unwanted: it proposes that (propose, reportDamaged), and the evictor removes the file when no
 // host has it leased.
 //
 // The lock of the entries guards the counts. No file is touched and no member is asked to write under it.
-type sharedRoot struct {
+type joint struct {
 	root  *root
 	kept  *keptDir
 	scans *recovery
@@ -48,6 +41,7 @@ type sharedRoot struct {
 	newMember func() (member, error)
 	walk      func(ctx context.Context, c *scan) error // looks at every file
 	confirms  bool                                     // walk drops what is not there, so that entries outlive a membership
+	audits    *audits                                  // of a bucket
 	member    member
 	ended     chan struct{} // closed when the steps have ended
 	stop      context.CancelFunc
@@ -136,16 +130,16 @@ func unique() uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-func (r *sharedRoot) directoryMember() (member, error) {
+func (r *joint) directoryMember() (member, error) {
 	return shared.New(shared.Config{
 		Dir: r.kept.Path, Host: r.root.store.cfg.HostID, Capacity: r.root.cfg.Capacity, Lapse: r.root.cfg.Lapse,
 		FS: r.kept.FS, Log: r.kept.Log, Unique: unique, Now: r.clock,
 	}, backend{r})
 }
 
-// join joins the others, and makes steps until [sharedRoot.leave]. What is there a scan finds, while sessions use the root:
-// scans has the judge of [sharedRoot.judge].
-func (r *sharedRoot) join(scans *recovery) error {
+// join joins the others, and makes steps until [joint.leave]. What is there a scan finds, while sessions use the root:
+// scans judges what it meets by [judge].
+func (r *joint) join(scans *recovery) error {
 	r.scans, scans.overlooked = scans, &r.overlooked
 	if err := r.kept.removeCheckpoint(); err != nil { // of a run that had the root to itself
 		return err
@@ -169,7 +163,7 @@ func (r *sharedRoot) join(scans *recovery) error {
 	run, stop := context.WithCancel(context.Background())
 	r.stop = stop
 	if r.root.cfg.Scheduler == nil {
-		go r.steps(run)
+		go r.work(run)
 	} else {
 		close(r.ended)
 	}
@@ -178,7 +172,7 @@ func (r *sharedRoot) join(scans *recovery) error {
 
 // scan waits until this host is admitted, and looks at what is there. Until all was seen, the evict policy is told
 // nothing.
-func (r *sharedRoot) scan(ctx context.Context) error {
+func (r *joint) scan(ctx context.Context) error {
 	if err := r.admission(ctx); err != nil {
 		return err
 	}
@@ -202,7 +196,7 @@ func (r *sharedRoot) scan(ctx context.Context) error {
 }
 
 // admission waits for an evictor to take this host in.
-func (r *sharedRoot) admission(ctx context.Context) error {
+func (r *joint) admission(ctx context.Context) error {
 	tick := time.NewTicker(r.root.cfg.Poll / 8)
 	defer tick.Stop()
 	for r.member.Ticket() == 0 {
@@ -221,7 +215,7 @@ func (r *sharedRoot) admission(ctx context.Context) error {
 }
 
 // step makes one step under a [Scheduler], with the scan if one is due.
-func (r *sharedRoot) step(ctx context.Context) {
+func (r *joint) step(ctx context.Context) {
 	r.lookAgain()
 	_ = r.member.Step()
 	if t := r.member.Ticket(); t != 0 && !r.busy.Load() && t != r.ticket {
@@ -231,9 +225,12 @@ func (r *sharedRoot) step(ctx context.Context) {
 			r.member.Scanned(t)
 		}
 	}
+	if r.audits != nil {
+		r.audits.pass(ctx, 0)
+	}
 }
 
-func (r *sharedRoot) clock() time.Duration {
+func (r *joint) clock() time.Duration {
 	if d := r.root.cfg.Scheduler; d != nil {
 		return d.Now()
 	}
@@ -241,7 +238,7 @@ func (r *sharedRoot) clock() time.Duration {
 }
 
 // rescan looks at every file again, as a host does that was given up and has joined again.
-func (r *sharedRoot) rescan(ctx context.Context) error {
+func (r *joint) rescan(ctx context.Context) error {
 	r.scanned.Store(r.member.Ticket())
 	r.set.Lock()
 	r.set.Account.Remove(capacity.Orphans, r.overlooked)
@@ -258,7 +255,7 @@ func (r *sharedRoot) rescan(ctx context.Context) error {
 }
 
 // leave ends the host's part. Nothing else uses the root any more.
-func (r *sharedRoot) leave() {
+func (r *joint) leave() {
 	defer r.unlockJoin()
 	if r.stop == nil {
 		return
@@ -271,14 +268,24 @@ func (r *sharedRoot) leave() {
 }
 
 // silence ends the steps. To the other hosts this one looks as if it had been killed.
-func (r *sharedRoot) silence() {
+func (r *joint) silence() {
 	r.stop()
 	<-r.ended
 }
 
-// steps does the member's work until the context is done.
-func (r *sharedRoot) steps(ctx context.Context) {
+// work does the member's work, and audits, until the context is done.
+func (r *joint) work(ctx context.Context) {
 	defer close(r.ended)
+	var audits sync.WaitGroup
+	defer audits.Wait()
+	if r.audits != nil {
+		audits.Go(func() { r.audits.run(ctx) })
+	}
+	r.steps(ctx)
+}
+
+// steps makes the member's steps.
+func (r *joint) steps(ctx context.Context) {
 	var scans chan error
 	last := fmt.Sprint(error(nil))
 	tick := time.NewTicker(r.root.cfg.Poll)
@@ -336,9 +343,21 @@ func stepLevel(err error) slog.Level {
 	return slog.LevelWarn
 }
 
-// lockOut takes the lock of a host that has the root for itself, until this one has joined. The lock of this host's own
-// name is held.
-func (r *sharedRoot) lockOut(ctx context.Context) (err error) {
+// lock implements [owner]: it takes the lock of a host that has the root for itself, until this one has joined. In a bucket a lock
+// that a host left must lapse; hosts that join do not keep each other out.
+func (r *joint) lock(ctx context.Context) error {
+	if r.audits == nil {
+		return r.lockJoin(ctx)
+	}
+	if free, err := r.unlocked(); free || err != nil {
+		return err
+	}
+	err := r.lockJoin(ctx)
+	r.unlockJoin()
+	return err
+}
+
+func (r *joint) lockJoin(ctx context.Context) (err error) {
 	for begun := r.root.store.cfg.Now(); ; {
 		r.gate, err = health.Lock(r.kept.FS, r.kept.Path, r.kept.Path+"/"+pieceformat.LockFile, true, nil)
 		if !errors.Is(err, staging.ErrLocked) {
@@ -360,19 +379,16 @@ func (r *sharedRoot) lockOut(ctx context.Context) (err error) {
 	return nil
 }
 
-func (r *sharedRoot) unlockJoin() {
+func (r *joint) unlockJoin() {
 	_ = health.Unlock(r.gate) // the locks go with the descriptors
 	r.gate = nil
 }
 
 // grants says whether lookups may grant entries.
-func (r *sharedRoot) grants() bool { return r.member.Fresh() }
-
-// judge judges what a scan meets.
-func (r *sharedRoot) judge() scanJudge { return judge{r} }
+func (r *joint) grants() bool { return r.member.Fresh() }
 
 // stats are the member's, nil before this host has joined.
-func (r *sharedRoot) stats() *shared.Stats {
+func (r *joint) stats() *shared.Stats {
 	if r.member == nil {
 		return nil
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 // backend is what a root's member asks of this host; see [shared.Backend].
-type backend struct{ *sharedRoot }
+type backend struct{ *joint }
 
 func (r backend) classOf(ns kv.Digest, group uint32, key *kv.Key) (*catalog.Class, error) {
 	h := pieceformat.Header{Namespace: ns, Group: group, Key: *key}
@@ -183,13 +183,13 @@ func namesOf(rank uint32, name string) []pieceformat.Name {
 }
 
 // overlook books a file that is not served. It takes the lock.
-func (r *sharedRoot) overlook(bytes int64) {
+func (r *joint) overlook(bytes int64) {
 	r.set.Lock()
 	defer r.set.Unlock()
 	r.bookOverlooked(bytes)
 }
 
-func (r *sharedRoot) bookOverlooked(bytes int64) {
+func (r *joint) bookOverlooked(bytes int64) {
 	r.set.Account.Add(capacity.Orphans, bytes)
 	r.overlooked += bytes
 }
@@ -366,7 +366,7 @@ func (r backend) accept(named []uint32, bytes int64) (list []shared.Victim) {
 }
 
 // judge is the [scanJudge] of a shared root: what is of no use to this host is left alone.
-type judge struct{ *sharedRoot }
+type judge struct{ *joint }
 
 // sight is a piece that this host has met while it wrote or removed some of its entry.
 type sight struct {
@@ -413,14 +413,14 @@ func (r judge) Found(
 }
 
 // meet has lookAgain judge a piece.
-func (r *sharedRoot) meet(m sight) {
+func (r *joint) meet(m sight) {
 	r.set.Lock()
 	r.met = append(r.met, m)
 	r.set.Unlock()
 }
 
 // lookAgain judges again what was met too early. It comes before each step: what is proposed there was known.
-func (r *sharedRoot) lookAgain() {
+func (r *joint) lookAgain() {
 	r.set.Lock()
 	list := r.met
 	r.met = nil

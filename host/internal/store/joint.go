@@ -1,0 +1,124 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// SharedStats is a root's part among the hosts that share it.
+type SharedStats = shared.Stats
+
+// newJoint is the joint owner of a root. The evictor makes room, ahead of need too, and no entry leaves for a lower level: this host
+// may not be the evictor.
+func newJoint(r *root) *joint {
+	c := &joint{
+		root: r, kept: r.kept, set: &r.Set, began: r.store.cfg.Now(), pending: map[shared.ID]*pendingEviction{},
+	}
+	c.newMember, c.walk = c.directoryMember, func(ctx context.Context, c *scan) error { return c.walk(ctx) }
+	if r.cfg.Remote {
+		c.audits = &audits{root: c}
+		c.newMember, c.walk, c.confirms = c.bucketMember, c.audits.walk, true
+	}
+	return c
+}
+
+func (r *joint) reserve(ctx context.Context, w reservation) error {
+	var credit *shared.Credit
+	if w.reuseFor != nil {
+		credit = &w.reuseFor.credit
+	}
+	return r.reserveCredit(ctx, w.Want, credit, func() error { return w.booked(r.root) })
+}
+
+// createTemp implements [owner]: a temporary stands among this host's, where the others find it.
+func (r *joint) createTemp(p *Put) (staging.File, error) {
+	temp, err := r.member.Temp(r.root.store.seq.TempName(p.target), p.credit)
+	if err != nil {
+		return nil, err
+	}
+	p.temp = temp
+	f, err := staging.OpenDirect(r.root.FS, p.temp, newTemp, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return r.guard(r.root.metered(f), p.credit), nil
+}
+
+// publish implements [owner]. After an error the evictor clears the temporary.
+func (r *joint) publish(p *Put, info staging.Info) error {
+	rec := p.record()
+	rec.Bytes = pieceformat.Padded(info.Allocated)
+	err := r.publishRecord(p.temp, p.target, rec, &p.credit)
+	if err == nil || errors.Is(err, shared.ErrDoubt) {
+		p.temp = "" // the member's
+	}
+	if err == nil || errors.Is(err, shared.ErrFenced) {
+		return err
+	}
+	if now, look := r.root.FS.Stat(p.target); look == nil && now.Same(info) {
+		return nil // it happened all the same
+	}
+	return err
+}
+
+// settle implements [owner]. Where the temporary would not go the put's credit stays with it.
+func (r *joint) settle(p *Put, temp string, left int64) {
+	credit := p.credit
+	p.credit = shared.Credit{}
+	if left == 0 || credit.Bytes() == 0 || !r.root.Orphans.OnRemoval(temp, func() { r.returnCredit(credit) }) {
+		r.returnCredit(credit)
+	}
+}
+
+func (r *joint) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
+	if damage == nil {
+		cause := fmt.Errorf("the name is of key %s: %w", h.Key, pieceformat.ErrWrongPiece)
+		if p.name == "" {
+			return cause
+		}
+		return p.leaveName(cause)
+	}
+	bad := p.record()
+	bad.Pieces, bad.Bytes = 1<<p.rank, 0
+	r.reportDamaged(p.class, bad)
+	return fmt.Errorf("a damaged file has the name: %w", damage)
+}
+
+// withdraw implements [owner]: the file stays, because others may have it, and is booked as one that is not served.
+func (r *joint) withdraw(p *Put) { r.overlook(p.class.FileBytes()) }
+
+func (r *joint) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
+	r.propose(v, pieces)
+	return 0, nil
+}
+
+// recover implements [owner]. A host that wants a bucket for itself locks it, and then looks for others; this one has joined, and then
+// looks for the lock: of two that start at the same time one sees the other.
+func (r *joint) recover(context.Context) error {
+	if err := r.join(r.root.recovery); err != nil {
+		return err
+	}
+	r.root.warnOfSpace(func(s staging.Space) int64 { return s.Total }) // of which other hosts have some
+	if r.audits == nil {
+		return nil
+	}
+	if free, err := r.unlocked(); free || err != nil {
+		return err
+	}
+	r.leave()
+	return fmt.Errorf("%w: %s: a host has it for itself: stop it, or set shared = true there too", ErrRootBusy, r.kept.Path)
+}
+
+// record describes the piece for the other hosts.
+func (p *Put) record() shared.Record {
+	return shared.Record{
+		Op: shared.Published, Names: namesOf(p.rank, p.name), Namespace: p.class.Namespace.Digest, Group: p.class.Group,
+		Rank: p.rank, Key: p.key, Parent: p.parent, Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
+	}
+}

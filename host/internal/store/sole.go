@@ -1,0 +1,255 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/files"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// sole is the [owner] of a root that this host has for itself: it makes room by evictions, needs no records of other hosts, and
+// settles a put or an eviction here and now.
+type sole struct {
+	r       *root
+	victims []entries.Eviction // of the turn's holder
+}
+
+// newSole is the sole owner of a root, the entries of which may leave for the next level.
+func newSole(r *root) *sole {
+	c := &sole{r: r}
+	r.evicting = staging.NewTurns(1)
+	l := &r.leaving
+	l.From, l.Mover, l.Takes = &r.origin, r.store.mover, r.Health.Takes
+	if l.Ahead = moves.AheadBack; r.cfg.Write == WriteThrough || r.offers() {
+		l.Ahead, l.Kept = moves.AheadThrough, moves.Through
+	}
+	l.Init()
+	if below := r.level.below(); below != nil {
+		l.To = below
+	} else if r.offers() {
+		l.To, l.Peers = &peerLevel{r.store.beyond}, true
+		l.Takes = func() bool { return r.Health.Takes() && r.store.cfg.lender.Takes() }
+	}
+	r.OwnDirs()
+	return c
+}
+
+func (c *sole) mayEnter(*catalog.Class, *kv.Key, uint64) error { return nil }
+func (c *sole) grants() bool                                   { return true }
+func (c *sole) leave()                                         {}
+func (c *sole) settle(*Put, string, int64)                     {}
+func (c *sole) withdraw(p *Put)                                { c.r.Discard(p.target, p.class.FileBytes()) }
+func (c *sole) lock(context.Context) error                     { return c.unshared() }
+
+// createTemp implements [owner]: a temporary is next to its target, in directories that are made for it.
+func (c *sole) createTemp(p *Put) (f staging.File, err error) {
+	p.temp = c.r.store.seq.TempName(p.target)
+	f, err = staging.OpenDirect(c.r.FS, p.temp, newTemp, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		f, err = c.createInDir(p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.r.metered(f), nil
+}
+
+func (c *sole) createInDir(p *Put) (f staging.File, err error) {
+	err = c.r.InDir(p.target, func() (err error) {
+		f, err = staging.OpenDirect(c.r.FS, p.temp, newTemp, 0o600)
+		return err
+	})
+	return f, err
+}
+
+func (c *sole) publish(p *Put, info staging.Info) error {
+	// Its directory may have gone since, if the put got another name.
+	err := c.r.InDir(p.target, func() error { return c.r.FS.RenameNoReplace(p.temp, p.target) })
+	if err == nil {
+		p.temp = ""
+		return nil
+	}
+	if health.Judge(err).Untouched() {
+		return err
+	}
+	now, look := c.r.FS.Stat(p.target)
+	switch {
+	case look == nil && now.Same(info): // it happened all the same, as on a network file system that lost the reply
+		return nil
+	case errors.Is(err, fs.ErrExist), files.Misled(err) && p.name != "": // as another file is there, or on the way
+	case look != nil && !errors.Is(look, fs.ErrNotExist):
+		c.r.Log.Error("publication failed, perhaps after the rename; will look again, its bytes stay in the account",
+			"file", p.target, "error", err, "look", look)
+		left := c.r.Discard(p.temp, 0) // one file has one of the names
+		p.temp = ""
+		c.r.Orphans.AddRenamed(p.target, info, pieceformat.Padded(info.Allocated)-left)
+	case health.Hung(err):
+		c.r.Orphans.AddRenamed(p.target, info, 0)
+	}
+	return err
+}
+
+func (c *sole) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
+	switch cause := fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key); {
+	case damage != nil:
+		c.r.Quarantine.Isolate(p.target, damage)
+	case p.name == "":
+		c.r.Quarantine.Isolate(p.target, cause)
+	default:
+		return p.leaveName(cause)
+	}
+	return nil
+}
+
+// recover implements [owner]: it takes what a checkpoint tells, or begins a scan, and counts directories where they count. What is lent
+// came with the host's life, and is not there yet.
+func (c *sole) recover(ctx context.Context) error {
+	r := c.r
+	if r.cfg.Lender != nil {
+		close(r.scanned)
+		return nil
+	}
+	ok, err := r.recovery.takeCheckpoint(ctx)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		err = r.recovery.beginScan()
+	} else {
+		r.evictDown(ctx)
+		close(r.scanned)
+		err = ctx.Err()
+	}
+	if err == nil && !r.cfg.ForPieces {
+		r.store.work.Go(func() { r.CountDirs(r.store.run) })
+	}
+	if err == nil && !r.cfg.Volatile {
+		r.warnOfSpace(func(s staging.Space) int64 { // before a scan what is in use counts as the root's own
+			return r.Account.Figures().Used + s.Available
+		})
+	}
+	return err
+}
+
+// scan implements [owner]. Where files can be listed entries are complete after it, but for what policies and tenants' accounts need
+// to know.
+func (c *sole) scan(ctx context.Context) error {
+	r := c.r
+	r.recovery.from, _ = r.cfg.FS.(lister)
+	if err := r.recovery.scan(ctx); err != nil {
+		return err
+	}
+	r.evictDown(ctx)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if r.recovery.from != nil {
+		r.store.work.Go(func() { r.recovery.describe(r.store.run) })
+	}
+	return nil
+}
+
+// unshared says who shares a root that this host wants for itself.
+func (c *sole) unshared() error {
+	entries, err := c.r.FS.ReadDir(c.r.Path + "/" + shared.Dir + "/hosts")
+	if errors.Is(err, fs.ErrNotExist) || files.Misled(err) || err == nil && len(entries) == 0 {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("store: root %s: %w", c.r.Path, err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return fmt.Errorf("%w: %s is shared by %s: stop them, or set shared = true here too; "+
+		"remove what is in %s/hosts of hosts that were killed",
+		ErrRootBusy, c.r.Path, strings.Join(names, ", "), c.r.Path+"/"+shared.Dir)
+}
+
+// soleJudge is the [scanJudge] of a root that one host has for itself: what is of no use is moved or removed.
+type soleJudge struct{}
+
+// Found implements [scanJudge].
+func (j soleJudge) Found(c *scan, rel, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64) {
+	if twice := c.Add(cl, h, name, allocated); twice.Other != "" {
+		j.choose(c, twice, rel, name, cl, h, allocated)
+	}
+}
+
+// choose ends a conflict: a piece is there twice, as after a power failure that has undone an unlinking, or where a policy
+// has named it twice. The file goes that stands under another name than its header has, or else the one that was met last.
+func (j soleJudge) choose(
+	c *scan, twice entries.Twice, rel, given string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
+) {
+	d := c.by.kept
+	name, other := d.Slash+rel, d.Slash+twice.Other
+	there, info, err := d.Look(other)
+	switch {
+	case err == nil && cl.IsPiece(&there, &h.Key, h.Rank):
+		if was, _ := nameAt(cl, h, twice.Other); h.Name == given && there.Name != was &&
+			j.rename(c, twice.Mark, given, h.Rank, allocated-pieceformat.Padded(info.Allocated), true) {
+			name = other
+		}
+		d.Discard(name, allocated)
+		return
+	case err != nil && pieceformat.IsDamage(err):
+		d.Quarantine.Isolate(other, err)
+	case err != nil && !errors.Is(err, fs.ErrNotExist) && !files.Misled(err):
+		c.unreadable(name, err)
+		return
+	}
+	j.rename(c, twice.Mark, given, h.Rank, 0, false)
+}
+
+// rename gives a piece of an entry another name and so many more bytes; with unused only if nothing uses the entry.
+func (soleJudge) rename(c *scan, of entries.Mark, name string, rank uint32, more int64, unused bool) bool {
+	s := c.by.set
+	s.Lock()
+	defer s.Unlock()
+	if !s.Stands(of) || s.Index.Pieces(of.Slot)&(1<<rank) == 0 || unused && (s.Busy(of.Slot) || s.Index.At(of.Slot).Pins() > 0) {
+		return false
+	}
+	s.Index.Rename(of.Slot, rank, name)
+	entries.Rebook(s, of.Slot, s.Index.Bytes(of.Slot)+more)
+	return true
+}
+
+// Unsound implements [scanJudge]. A file that is no piece is the store's by its built-in name, or because a piece's first page
+// is written last: after a power failure it may hold zeros.
+func (j soleJudge) Unsound(c *scan, name, rel string, info staging.Info, err error) {
+	d := c.by.kept
+	switch {
+	case errors.Is(err, pieceformat.ErrNotPiece) || errors.Is(err, pieceformat.ErrDamaged) && info.Size < pieceformat.Page:
+		if !pieceformat.IsBuiltin([]byte(rel)) && !d.Blank(name) {
+			c.by.count.Foreign.Add(1)
+			return
+		}
+		d.Quarantine.Isolate(name, err)
+	case pieceformat.IsDamage(err):
+		d.Quarantine.Isolate(name, err)
+	default:
+		c.unreadable(name, err)
+	}
+}
+
+// Unknown implements [scanJudge]. A file that will never have a class, because there is no text of its namespace or because
+// it cannot be of it, is moved away.
+func (j soleJudge) Unknown(c *scan, name string, _ int64, err error) {
+	if !errors.Is(err, catalog.ErrUnknownNamespace) && !errors.Is(err, catalog.ErrAlien) {
+		c.unreadable(name, err)
+		return
+	}
+	c.by.count.Unclaimed.Add(1)
+	c.by.kept.Quarantine.Isolate(name, err)
+}
