@@ -14,7 +14,6 @@ import (
 // lookupHits are what a LOOKUP has found.
 type lookupHits struct {
 	Lease   *store.Lease
-	Keys    int             // of the lease
 	Readers uint64          // local ranks that will load
 	Bytes   int64           // of the pages of a chunk
 	Own     *transfer.Queue // of the session that asks, for ranks that have registered no memory
@@ -46,34 +45,36 @@ func (a *lookupAnswer) Fill(h lookupHits, e *servingEngine) {
 	queues := e.queues
 	e.mu.Unlock()
 	a.Reply.Bytes = uint64(h.Lease.Hits()) * uint64(h.Bytes)
-	var parts []transfer.LoadPart
-	took := h.longest(&queues, func(q *transfer.Queue, longest time.Duration) time.Duration {
-		took, split := q.LoadTime(h.Lease, h.Keys, h.Bytes, nil)
-		if took > longest {
-			parts = split
-		}
-		return took
-	})
+	var room [store.MaxLevels]store.Place
+	places := h.Lease.Places(room[:0])
+	took := h.longest(&queues, places)
 	if took > 0 {
 		a.Reply.LoadTime = setDuration(&a.times[0], took)
-		for _, part := range parts {
+	}
+	if took > 0 && len(places) > 1 {
+		var room [store.MaxLevels]store.Place
+		h.Lease.Leads(room[:0], func(keys int, places []store.Place) {
 			a.Reply.LoadParts = append(a.Reply.LoadParts,
-				&proto.LoadPart{Keys: uint32(part.Keys), LoadTime: durationpb.New(part.Time)})
+				&proto.LoadPart{Keys: uint32(keys), LoadTime: durationpb.New(h.longest(&queues, places))})
+		})
+	}
+	var all [store.MaxLevels][]store.Place
+	levels := all[:0]
+	for from, to := 0, 1; from < len(places); to++ {
+		if to == len(places) || places[to].Level != places[from].Level {
+			levels, from = append(levels, places[from:to]), to
 		}
 	}
-	var found [store.MaxLevels]store.LevelHits
-	list := h.Lease.Found(found[:0])
-	for i, r := range a.grow(len(list)) {
-		in := list[i]
-		if len(list) > 1 {
-			took = h.longest(&queues, func(q *transfer.Queue, _ time.Duration) time.Duration {
-				return q.LevelTime(h.Lease, in, h.Bytes)
-			})
+	for i, r := range a.grow(len(levels)) {
+		for _, at := range levels[i] {
+			r.Level, r.Chunks = uint32(at.Level), r.Chunks+uint32(at.Hits)
 		}
-		r.Level, r.Chunks = uint32(in.Level), uint32(in.Hits)
-		r.Bytes = uint64(in.Hits) * uint64(h.Bytes)
+		r.Bytes = uint64(r.Chunks) * uint64(h.Bytes)
+		if len(levels) > 1 {
+			took = h.longest(&queues, levels[i])
+		}
 		switch {
-		case took > 0 && len(list) == 1:
+		case took > 0 && len(levels) == 1:
 			r.LoadTime = setDuration(&a.times[1], took)
 		case took > 0:
 			r.LoadTime = durationpb.New(took)
@@ -87,10 +88,8 @@ func setDuration(m *durationpb.Duration, d time.Duration) *durationpb.Duration {
 	return m
 }
 
-// longest is the longest time among the readers' queues, 0 where one of them is not known.
-func (h *lookupHits) longest(
-	queues *[kv.MaxRanks]*transfer.Queue, of func(q *transfer.Queue, longest time.Duration) time.Duration,
-) (longest time.Duration) {
+// longest is the longest time that a reader's queue takes to load from some places, 0 where that of one of them is not known.
+func (h *lookupHits) longest(queues *[kv.MaxRanks]*transfer.Queue, places []store.Place) (longest time.Duration) {
 	for rank, q := range queues {
 		if h.Readers>>rank&1 == 0 {
 			continue
@@ -98,7 +97,7 @@ func (h *lookupHits) longest(
 		if q == nil {
 			q = h.Own
 		}
-		took := of(q, longest)
+		took := q.LoadTime(places, h.Bytes)
 		if took == 0 {
 			return 0
 		}

@@ -102,7 +102,7 @@ func (x *session) answer(answer *lookupAnswer, g *kv.Group, l *sharedLease) erro
 		return nil
 	}
 	answer.Fill(lookupHits{
-		Lease: l.pins, Keys: l.keys - l.first, Readers: l.readers, Bytes: g.Geometry.PageBytes(), Own: x.queue,
+		Lease: l.pins, Readers: l.readers, Bytes: g.Geometry.PageBytes(), Own: x.queue,
 	}, x.engine)
 	x.server.hold(l)
 	var err error

@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
@@ -73,33 +74,55 @@ func (l *Lease) Unseen(s *Seen) int64 {
 	return int64(n) * l.bytes / int64(max(1, l.hits))
 }
 
-// LevelHits is how many keys were found in a level.
-type LevelHits struct{ Level, Hits int }
+// Place is a root where a lookup found keys.
+type Place struct {
+	Root  string
+	Level int
+	Hits  int
+}
 
-// Found appends the levels where the lookup found keys, nearest first.
-func (l *Lease) Found(list []LevelHits) []LevelHits {
-	for n, hits := range l.found {
-		if hits > 0 {
-			list = append(list, LevelHits{l.store.levels[n].number, int(hits)})
-		}
-	}
+// Places appends the roots where the lookup found keys, nearest first.
+func (l *Lease) Places(list []Place) []Place {
+	l.leads(list, func(_ int, all []Place) { list = all })
+	slices.SortStableFunc(list, func(a, b Place) int { return a.Level - b.Level })
 	return list
 }
 
-// Sample lists the roots of some of the keys that were found in a level, evenly among them. It returns how many.
-func (l *Lease) Sample(in LevelHits, roots []string) (n int) {
-	step, at := max(1, in.Hits/len(roots)), 0
-	for _, g := range l.grants {
-		if n == len(roots) || g.Slot == index.None || l.store.roots[g.Root].level.number != in.Level {
+// mostLeads bounds how often Leads calls yield: roots may take turns.
+const mostLeads = 16
+
+// Leads calls yield with numbers of leading keys that end where the root changes, and where those keys were found.
+func (l *Lease) Leads(list []Place, yield func(keys int, places []Place)) {
+	last := 0
+	l.leads(list, func(keys int, places []Place) {
+		if keys < len(l.grants) && keys-last >= len(l.grants)/mostLeads {
+			last = keys
+			yield(keys, places)
+		}
+	})
+}
+
+// leads calls yield wherever the root changes, and at the end.
+func (l *Lease) leads(list []Place, yield func(keys int, places []Place)) {
+	root, at := index.None, 0
+	for i := range l.grants {
+		g := &l.grants[i]
+		if g.Slot == index.None {
 			continue
 		}
-		if at == n*step+n%step { // not in step with roots that take turns
-			roots[n] = l.store.roots[g.Root].Path
-			n++
+		if g.Root != root {
+			if root != index.None {
+				yield(i, list)
+			}
+			root = g.Root
+			r := l.store.roots[root]
+			if at = slices.IndexFunc(list, func(p Place) bool { return p.Root == r.Path }); at < 0 {
+				at, list = len(list), append(list, Place{Root: r.Path, Level: r.level.number})
+			}
 		}
-		at++
+		list[at].Hits++
 	}
-	return n
+	yield(len(l.grants), list)
 }
 
 // granted is the nearest copy that the lease has.

@@ -43,88 +43,23 @@ func (r *throughput) add(bytes int64, busy time.Duration, inFlight int) {
 	r.bytes, r.finished, r.before, r.from = 0, 0, inFlight, busy
 }
 
-// sampledKeys bounds the keys that an estimate looks up the roots of: most of a prefix is in one root.
-const sampledKeys = 16
-
-// LoadPart is the leading part of a load: its first keys, and how long they take.
-type LoadPart struct {
-	Keys int
-	Time time.Duration
-}
-
-// LoadTime estimates how long a load of a lease's first keys would take if it were queued now, at the throughput measured
-// from each root to the queue's device and behind the loads that are queued already. bytes is the size of one piece. 0 means
-// that nothing has been loaded that way yet. If the keys are in several roots, it appends to parts those leading parts that
-// end where the root changes.
-func (q *Queue) LoadTime(l *store.Lease, keys int, bytes int64, parts []LoadPart) (time.Duration, []LoadPart) {
-	var roots [sampledKeys]string
-	var at [sampledKeys]int
-	step := max(1, keys/sampledKeys)
-	sampled := 0
-	for n := range min(keys, sampledKeys) {
-		i := n*step + n%step // not in step with roots that take turns
-		if root := l.Root(i); root != "" {
-			roots[sampled], at[sampled] = root, i
-			sampled++
-		}
-	}
-	if sampled == 0 {
-		return 0, parts
-	}
-	each := float64(l.Hits()) / float64(sampled) * float64(bytes)
-	whole := q.rootsTime(roots[:sampled], each, float64(bytes))
-	if whole == 0 {
-		return 0, parts
-	}
-	for n := 1; n < sampled; n++ {
-		if roots[n] == roots[n-1] {
-			continue
-		}
-		change := at[n-1] + 1
-		for change < at[n] && l.Root(change) == roots[n-1] {
-			change++
-		}
-		parts = append(parts, LoadPart{change, q.rootsTime(roots[:n], each, float64(bytes))})
-	}
-	return whole, parts
-}
-
-// LevelTime estimates likewise how long a load of only the keys that were found in one level would take.
-func (q *Queue) LevelTime(l *store.Lease, in store.LevelHits, bytes int64) time.Duration {
-	var roots [sampledKeys]string
-	n := l.Sample(in, roots[:])
-	if n == 0 {
-		return 0
-	}
-	return q.rootsTime(roots[:n], float64(in.Hits)/float64(n)*float64(bytes), float64(bytes))
-}
-
-// rootsTime estimates the time of a load of each bytes from every one of the roots, behind queued pieces.
-func (q *Queue) rootsTime(roots []string, each, piece float64) (longest time.Duration) {
+// LoadTime estimates how long a load of what was found in some places would take if it were queued now, at the throughput measured
+// from each root to the queue's device and behind the loads that are queued already. piece is the size of one piece. 0 means that
+// nothing has been loaded that way yet.
+func (q *Queue) LoadTime(places []store.Place, piece int64) (longest time.Duration) {
 	waiting := q.workers.Stats().Lanes
-	for i, root := range roots {
-		share := 0
-		first := true
-		for k, other := range roots {
-			if other == root {
-				share++
-				first = first && k >= i
-			}
-		}
-		if !first {
-			continue
-		}
-		perSecond, inFlight := q.throughputOf(root)
+	for _, at := range places {
+		perSecond, inFlight := q.throughputOf(at.Root)
 		if perSecond == 0 {
 			return 0
 		}
-		wait := float64(inFlight) / 2
+		pieces := float64(at.Hits) + float64(inFlight)/2
 		for _, lane := range waiting {
-			if lane.Name == root {
-				wait += float64(lane.QueuedRead)
+			if lane.Name == at.Root {
+				pieces += float64(lane.QueuedRead)
 			}
 		}
-		longest = max(longest, time.Duration((float64(share)*each+wait*piece)/perSecond*float64(time.Second)))
+		longest = max(longest, time.Duration(pieces*float64(piece)/perSecond*float64(time.Second)))
 	}
 	return longest
 }

@@ -95,7 +95,7 @@ func loadTime(t *testing.T) {
 	all := []int{0, 1, 2, 3, 4, 5, 6, 7}
 	l := b.lease(all...)
 	defer l.Release()
-	if got, _ := b.queue.LoadTime(l, len(all), geo.PageBytes(), nil); got != 0 {
+	if got := b.queue.LoadTime(l.Places(nil), geo.PageBytes()); got != 0 {
 		t.Errorf("%v before anything was loaded", got)
 	}
 	b.fs.Set(faultfs.MustRules("read **: delay 20ms")...)
@@ -106,11 +106,9 @@ func loadTime(t *testing.T) {
 	took := time.Since(start)
 	one := b.lease(0)
 	defer one.Release()
-	short, _ := b.queue.LoadTime(one, 1, geo.PageBytes(), nil)
-	long, parts := b.queue.LoadTime(l, len(all), geo.PageBytes(), nil)
-	if len(parts) != 0 {
-		t.Errorf("parts %v of one root", parts)
-	}
+	short := b.queue.LoadTime(one.Places(nil), geo.PageBytes())
+	long := b.queue.LoadTime(l.Places(nil), geo.PageBytes())
+	l.Leads(nil, func(keys int, places []store.Place) { t.Errorf("%d keys lead to another root, of %v", keys, places) })
 	if short <= 0 || long < 4*short || long > 2*took || long < took/4 {
 		t.Errorf("one chunk %v, all %v; loading all took %v", short, long, took)
 	}
@@ -122,7 +120,7 @@ func loadTime(t *testing.T) {
 	if err := b.fs.AwaitHanging(t.Context(), 4); err != nil { // as many as there are workers; four more are queued
 		t.Fatal(err)
 	}
-	if behind, _ := b.queue.LoadTime(one, 1, geo.PageBytes(), nil); behind < 4*short {
+	if behind := b.queue.LoadTime(one.Places(nil), geo.PageBytes()); behind < 4*short {
 		t.Errorf("%v behind a queue, %v without", behind, short)
 	}
 	b.fs.Release()
@@ -146,12 +144,19 @@ func TestLoadTimeParts(t *testing.T) {
 	}
 	l := b.lease(all...)
 	defer l.Release()
-	whole, parts := b.queue.LoadTime(l, len(all), geo.PageBytes(), nil)
+	type part struct {
+		Keys int
+		Time time.Duration
+	}
+	var parts []part
+	l.Leads(nil, func(keys int, places []store.Place) {
+		parts = append(parts, part{keys, b.queue.LoadTime(places, geo.PageBytes())})
+	})
 	if len(parts) == 0 {
 		t.Fatal("all chunks went to one root")
 	}
-	last := transfer.LoadPart{}
-	for _, part := range append(parts, transfer.LoadPart{Keys: len(all), Time: whole}) {
+	last := part{}
+	for _, part := range append(parts, part{len(all), b.queue.LoadTime(l.Places(nil), geo.PageBytes())}) {
 		if part.Keys <= last.Keys || part.Time < last.Time {
 			t.Errorf("part %+v after %+v", part, last)
 		}
