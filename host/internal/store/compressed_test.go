@@ -51,7 +51,7 @@ func (f *fixture) storeHalfOf(n uint64, rank uint32) error {
 		return err
 	}
 	defer pool.Close()
-	return storetest.StorePut(context.Background(), pool, p, half(p.Plan(), p.key, rank))
+	return storetest.StorePut(context.Background(), pool, p, half(p.Plan(), p.q.Key, rank))
 }
 
 // half is a payload of which every second extent is one repeated byte.

@@ -306,3 +306,13 @@ type Scheduler struct {
 	// Wait is called where the host would wait for others. It lets each of them make a step, and the caller by step.
 	Wait func(step func())
 }
+
+// Offer is an entry that another host is to take.
+type Offer struct {
+	Namespace kv.Digest
+	Group     uint32
+	Key       kv.Key
+	Tenant    uint32
+	Ranks     uint64
+	Lease     *Lease // of it alone, which ends when Offer returns
+}

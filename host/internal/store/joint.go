@@ -85,7 +85,7 @@ func (r *joint) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 		return p.leaveName(cause)
 	}
 	bad := p.record()
-	bad.Pieces, bad.Bytes = 1<<p.rank, 0
+	bad.Pieces, bad.Bytes = 1<<p.q.Rank, 0
 	r.reportDamaged(p.class, bad)
 	return fmt.Errorf("a damaged file has the name: %w", damage)
 }
@@ -118,7 +118,7 @@ func (r *joint) recover(context.Context) error {
 // record describes the piece for the other hosts.
 func (p *Put) record() shared.Record {
 	return shared.Record{
-		Op: shared.Published, Names: namesOf(p.rank, p.name), Namespace: p.class.Namespace.Digest, Group: p.class.Group,
-		Rank: p.rank, Key: p.key, Parent: p.parent, Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
+		Op: shared.Published, Names: namesOf(p.q.Rank, p.name), Namespace: p.class.Namespace.Digest, Group: p.class.Group,
+		Rank: p.q.Rank, Key: p.q.Key, Parent: p.q.Parent, Depth: p.q.Depth, Tenant: p.q.Tenant, Pieces: p.q.Ranks, StoreTime: p.stamp,
 	}
 }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
@@ -34,12 +33,6 @@ func (s *Store) elsewhere(c *abi.Candidate) {
 // offers says whether what the root evicts may be offered to another host, and what another host evicts to it: it is of the last own level,
 // and not where other hosts reach it as soon themselves.
 func (r *root) offers() bool { return r.level == r.store.offered }
-
-// turnover is that of the level.
-type turnover struct {
-	mu sync.Mutex
-	policy.Turnover
-}
 
 // replaced counts bytes of the level that were evicted.
 func (l *level) replaced(bytes int64) {
@@ -80,16 +73,6 @@ func (l *peerLevel) Number() int { return MaxLevels }
 
 // DropPart implements [moves.Level]: what the other host has left is not here.
 func (l *peerLevel) DropPart(*moves.Entry) {}
-
-// Offer is an entry that another host is to take.
-type Offer struct {
-	Namespace kv.Digest
-	Group     uint32
-	Key       kv.Key
-	Tenant    uint32
-	Ranks     uint64
-	Lease     *Lease // of it alone, which ends when Offer returns
-}
 
 // Take implements [moves.Taker].
 func (l *peerLevel) Take(ctx context.Context, e *moves.Entry) error {

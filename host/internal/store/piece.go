@@ -180,3 +180,15 @@ func (p *Piece) Close() {
 		p.root.store.loads.End()
 	}
 }
+
+// plan finds a plan by its digest, for pieces written under an earlier layout.
+func (r *root) plan(d kv.Digest) (*kv.Plan, error) {
+	if p, ok := r.store.plans.Load(d); ok {
+		return p.(*kv.Plan), nil
+	}
+	p, err := r.kept.Plan(d)
+	if err == nil {
+		r.store.plans.Store(d, p)
+	}
+	return p, err
+}

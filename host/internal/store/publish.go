@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"sync"
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/files"
@@ -22,7 +21,7 @@ import (
 func (p *Put) Publish(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.over {
+	if p.state == over {
 		return ErrPutOver
 	}
 	err := ctx.Err()
@@ -37,13 +36,13 @@ func (p *Put) Publish(ctx context.Context) error {
 		p.abort(err)
 		return err
 	}
-	p.over = true
+	p.state = published
 	return p.enter(info)
 }
 
 // finish makes sure that the temporary is whole, and closes it.
 func (p *Put) finish() (staging.Info, error) {
-	if p.file == nil {
+	if p.state != filling {
 		return staging.Info{}, fmt.Errorf("%w: nothing at all", ErrShort)
 	}
 	if p.strict() {
@@ -100,7 +99,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 			}
 		case herr != nil && !pieceformat.IsDamage(herr) && !errors.Is(herr, staging.ErrNotRegular):
 			return info, fmt.Errorf("store: publishing %s, where something stands: %w", p.target, herr)
-		case herr == nil && p.class.IsPiece(&h, &p.key, p.rank):
+		case herr == nil && p.class.IsPiece(&h, &p.q.Key, p.q.Rank):
 			if p.strict() {
 				if err := r.SyncBytes(p.target); err != nil {
 					return info, err
@@ -140,17 +139,17 @@ func (p *Put) enter(info staging.Info) error {
 	p.release()
 	r.budget.Saved(p.class.FileBytes() - p.size)
 	r.Lock()
-	if e := r.Index.At(p.mark.Slot); e.Is(index.Evicting) || p.copy != nil && p.copy.entry.Gone() {
+	if e := r.Index.At(p.mark.Slot); e.Is(index.Evicting) || p.q.copy != nil && p.q.copy.entry.Gone() {
 		forgotten := e.Is(index.Detached) // with all else; the file is found again
 		r.Unlock()
 		if !forgotten {
-			_, _ = r.owner.unlink(&entries.Eviction{Class: p.class, Key: p.key, Names: namesOf(p.rank, p.name)}, 1<<p.rank)
+			_, _ = r.owner.unlink(&entries.Eviction{Class: p.class, Key: p.q.Key, Names: namesOf(p.q.Rank, p.name)}, 1<<p.q.Rank)
 		}
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}
 	diff := pieceformat.Padded(info.Allocated) - p.class.FileBytes()
-	wanted := r.Written(p.mark.Slot, p.rank, p.name, p.ranks, p.parent, diff)
+	wanted := r.Written(p.mark.Slot, p.q.Rank, p.name, p.q.Ranks, p.q.Parent, diff)
 	r.Unlock()
 	p.end()
 	if !wanted {
@@ -170,15 +169,16 @@ func (p *Put) Abort(cause error) {
 }
 
 func (p *Put) abort(cause error) {
-	if p.over {
+	if p.state == over {
 		return
 	}
-	p.over = true
+	filled := p.state == filling
+	p.state = over
 	_ = p.closeFile()
 	r := p.root
 	r.twice.Add(p.class.FileBytes())
 	p.release()
-	if !p.opened && p.charge.Bytes == p.class.FileBytes() {
+	if !filled && p.charge.Bytes == p.class.FileBytes() {
 		r.budget.Refund(&p.charge) // an entry's may be for others' ranks
 	}
 	if health.Judge(cause) == health.NoRoom {
@@ -187,33 +187,22 @@ func (p *Put) abort(cause error) {
 	r.Lock()
 	r.Count.Aborted++
 	if r.cfg.Shared { // else the entry keeps the bytes for a put that tries again
-		r.Unreserve(p.mark.Slot, p.rank, p.class.FileBytes())
+		r.Unreserve(p.mark.Slot, p.q.Rank, p.class.FileBytes())
 	}
 	r.Unlock()
-	r.Log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
+	r.Log.Debug("put aborted", "key", p.q.Key, "rank", p.q.Rank, "cause", cause)
 	p.end()
 	r.twice.Add(-p.class.FileBytes())
 	r.shrink(context.Background())
 }
 
-// release ends the put's claims on the root besides its entry: its temporary goes, if there is one.
-func (p *Put) release() {
-	temp, left := p.temp, int64(0)
-	if p.temp = ""; temp != "" {
-		left = p.root.Discard(temp, p.class.FileBytes())
-	}
-	p.root.owner.settle(p, temp, left)
-}
-
 // end takes the piece out of flight and lets go of its entry.
 func (p *Put) end() {
+	p.state = over
 	p.root.Lock()
 	defer p.root.Unlock()
-	p.root.EndWrite(p.mark, p.rank)
+	p.root.EndWrite(p.mark, p.q.Rank)
 }
-
-// strict says whether the piece is durable before it is resident.
-func (p *Put) strict() bool { return p.root.store.cfg.Strict }
 
 func (p *Put) syncName() error {
 	if !p.strict() {
@@ -224,23 +213,4 @@ func (p *Put) syncName() error {
 		p.root.owner.withdraw(p)
 	}
 	return err
-}
-
-// marks collects entries. It has its own lock, which is taken after the root's.
-type marks struct {
-	mu   sync.Mutex
-	list []entries.Mark
-}
-
-func (m *marks) add(more ...entries.Mark) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.list = append(m.list, more...)
-}
-
-func (m *marks) take() (list []entries.Mark) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	list, m.list = m.list, nil
-	return list
 }

@@ -2,18 +2,17 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/bits"
-	"slices"
 	"sync"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
-	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -36,33 +35,42 @@ type PutRequest struct {
 
 // Put is a reservation: space for a piece that is being written. It ends with Publish or Abort.
 type Put struct {
-	root       *root
-	class      *catalog.Class
+	q      PutRequest
+	class  *catalog.Class // of the entry in the end
+	answer answer         // of the place policy
+
+	root       *root // that has the entry
 	mark       entries.Mark
-	key        kv.Key
-	parent     kv.Key
-	depth      uint32
-	rank       uint32
-	ranks      uint64
-	tenant     uint32
 	stamp      int64
-	copy       *copyOf // of an entry of another level
-	name       string  // that its file gets, below the root; empty: the built-in one
-	asked      bool    // the place policy, for the name
-	chosen     uint32  // the root that the policy chose, or none
-	refused    error   // why the policy's name is not used
-	compresses bool    // it writes version 2
-	target     string
-	size       int64 // of the file by its head; 0: it has none yet
+	charge     capacity.Charge // against the root's daily budget
+	credit     shared.Credit   // of a joint owner
+	compresses bool            // it writes version 2
 
-	mu   sync.Mutex
-	temp string // there before file when the put was left a victim's
-	file staging.File
-	over bool
+	mu     sync.Mutex
+	state  putState
+	name   string // that its file gets, below the root; empty: the built-in one
+	target string // the same as a path
+	temp   string // the path of the file until it has its name; there before the put is filling when it was left a victim's
+	file   staging.File
+	size   int64 // of the file by its head; 0: it has none yet
+}
 
-	credit shared.Credit   // of a shared root
-	charge capacity.Charge // against the root's daily budget
-	opened bool            // there was a file
+// putState is how far a put is. What fails ends it.
+type putState uint8
+
+const (
+	begun     putState = iota
+	named              // the place policy was asked, once: it may not give the same answer again
+	reserved           // the bytes are in the account, and the entry is in the index
+	filling            // the file is open, or was written
+	published          // the file has its name
+	over               // the put has no claims any more
+)
+
+// answer is what the place policy says of a piece.
+type answer struct {
+	root    uint32 // that it chose, or none
+	refused error  // why its name is not used
 }
 
 // Put reserves space for a piece: the whole entry's at its first one, and its own where the entry was reserved for
@@ -76,7 +84,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	class := p.class // p's is its entry's in the end
 	defer class.Release()
 	if q.copy == nil { // what a copy would store twice the index refuses
-		p.offer(s, &q)
+		p.offer(s)
 		stripe := s.stripes[p.mark.Fingerprint%uint64(len(s.stripes))]
 		if err := stripe.Acquire(ctx, 1); err != nil {
 			return nil, err
@@ -87,37 +95,10 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	for _, r := range s.roots {
 		if r.recovery.seeks() { // what was stored before may have the name that the policy gives now
 			p.ask()
-			r.recovery.seek(p.class, &p.key, p.rank, p.class.Builtin(&p.key, p.rank), p.name)
+			r.recovery.seek(p.class, &p.q.Key, p.q.Rank, p.class.Builtin(&p.q.Key, p.q.Rank), p.name)
 		}
 	}
-	return s.reserve(ctx, p, &q)
-}
-
-// reserve makes the put's entry, or adds its piece to the one that is there.
-func (s *Store) reserve(ctx context.Context, p *Put, q *PutRequest) (*Put, error) {
-	found, err := s.join(ctx, p, q)
-	if errors.Is(err, ErrResident) && q.copy == nil {
-		s.count.resident.Add(1)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if !found {
-		if err := s.admitted(p, q); err != nil {
-			return nil, err
-		}
-		if err := s.insert(ctx, p, q); err != nil {
-			return nil, err
-		}
-		return p, nil
-	}
-	p.ask()
-	p.place()
-	if err = p.extend(ctx); err != nil {
-		p.Abort(err)
-		return nil, err
-	}
-	return p, nil
+	return s.reserve(ctx, p)
 }
 
 func (s *Store) newPut(q *PutRequest) (*Put, error) {
@@ -152,182 +133,99 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 		c.Release()
 		return nil, moves.ErrLayout
 	}
-	return &Put{
-		class: c, mark: entries.Mark{Fingerprint: kv.Fingerprint(c.Namespace.Digest, c.Group, q.Key)},
-		key: q.Key, parent: q.Parent, depth: q.Depth, rank: q.Rank, ranks: q.Ranks, tenant: q.Tenant,
-		copy: q.copy,
-	}, nil
+	return &Put{q: *q, class: c, mark: entries.Mark{Fingerprint: kv.Fingerprint(c.Namespace.Digest, c.Group, q.Key)}}, nil
 }
 
-// levels are those that the put may go to.
-func (q *PutRequest) levels(s *Store) []*level {
-	if q.copy == nil {
-		return s.own
+// ask has the place policy name the piece, once.
+func (p *Put) ask() {
+	if p.state == begun {
+		p.state = named
+		p.name, p.answer.root, p.answer.refused = p.class.Ask(&p.q.Key, p.q.Rank, p.entryBytes())
 	}
-	return q.copy.level.ways(q.copy.entry)
 }
 
-// join adds the piece to the entry of its key, if there is one.
-func (s *Store) join(ctx context.Context, p *Put, q *PutRequest) (bool, error) {
-	levels := q.levels(s)
-	if q.copy == nil && len(levels) > 1 && s.has(p) { // an entry that is copied nearer lacks its later pieces there
-		return false, ErrResident
+// place gives the put the target in its root that its name says.
+func (p *Put) place() {
+	if err := p.answer.refused; err != nil {
+		p.answer.refused = nil
+		p.useBuiltinName(err)
+		return
 	}
-	for _, l := range levels {
-		for _, r := range l.roots {
-			if !r.Health.Serves() {
-				continue // what it has is not to be had: it can be stored elsewhere
-			}
-			if ok, err := r.join(ctx, p); ok || err != nil {
-				return ok, err
-			}
-		}
-	}
-	return false, nil
+	p.target = p.root.path(p.name, p.class, &p.q.Key, p.q.Rank)
 }
 
-// has says whether any root has the piece.
-func (s *Store) has(p *Put) bool {
-	return slices.ContainsFunc(s.ours, func(r *root) bool {
-		if !r.Health.Serves() {
-			return false
-		}
-		r.Lock()
-		defer r.Unlock()
-		slot := r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.key)
-		return slot != index.None && !r.Index.At(slot).Is(index.Evicting) && r.Index.Pieces(slot)&(1<<p.rank) != 0
+// useBuiltinName puts the piece under the built-in name because the place policy's cannot be had.
+func (p *Put) useBuiltinName(cause error) {
+	r := p.root
+	p.name = ""
+	p.target = r.path("", p.class, &p.q.Key, p.q.Rank)
+	r.Log.Error("the built-in name is used", "key", p.q.Key, "target", p.target, "cause", cause)
+	r.Counted(&r.Count.PlaceFaults)
+}
+
+// Root is the directory of the root that the piece goes to.
+func (p *Put) Root() string { return p.root.Path }
+
+// Plan is the layout of the payload.
+func (p *Put) Plan() *kv.Plan { return p.class.Plan }
+
+// Element is the size of the numbers in the pages, as far as it matters to a codec: 2 for floats of 16 bits, else 1.
+func (p *Put) Element() int { return p.class.Namespace.Element }
+
+// offer tells the shadows of a chunk that a client wants to store, whether or not it is stored.
+func (p *Put) offer(s *Store) {
+	if !s.shadows.On() {
+		return
+	}
+	s.shadows.Tell(shadow.Step{
+		Op: shadow.Offer, Key: p.mark.Fingerprint, Time: s.seq.Clock(),
+		Parent: kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.q.Parent),
+		Size:   uint32(p.entryBytes() / abi.SizeUnit), Depth: p.q.Depth, Request: p.q.Request, Tenant: p.q.Tenant,
 	})
 }
 
-func (r *root) join(ctx context.Context, p *Put) (bool, error) {
-	r.Lock()
-	defer r.Unlock()
-	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.key, p.rank, p.copy != nil, func() error { return r.owner.mayEnter(p.class, &p.key, p.mark.Fingerprint) })
-	if err != nil || slot == index.None {
-		return false, err
+// renew removes an entry that has expired, so that its key can be stored again.
+func (s *Store) renew(p *Put) {
+	if p.class.Namespace.TTL == 0 {
+		return
 	}
-	p.mark.Slot, p.class = slot, r.ClassOf(slot)
-	p.begin(r)
-	return true, nil
-}
-
-// begin notes when the put began in its root.
-func (p *Put) begin(r *root) {
-	p.root, p.stamp = r, r.store.seq.Stamp()
-	p.compresses = compresses(r, p)
-	if p.copy != nil {
-		p.stamp = p.copy.header.StoreTime // it is not younger than what it is a copy of
-	}
-}
-
-// candidate is what the admit policy of a level gets to know about a new entry.
-func (l *level) candidate(p *Put, q *PutRequest) abi.Candidate {
-	parent := kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
-	c := abi.Candidate{
-		Key: p.mark.Fingerprint, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
-		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant,
-		Time: l.store.seq.Clock(), Kind: abi.KindNew, From: abi.NoLevel, To: uint8(l.number),
-	}
-	if parent != 0 && holds(l.store.roots, parent, index.Live) {
-		c.Flags = abi.CandidateParentResident
-	}
-	if q.Continued {
-		c.Flags |= abi.CandidateContinued
-	}
-	l.store.elsewhere(&c)
-	return c
-}
-
-// admitted asks the admit policy about a new entry.
-func (s *Store) admitted(p *Put, q *PutRequest) error {
-	if q.copy != nil || p.class.Namespace.Admit.Now().Policy.TakesAllNew() {
-		return nil
-	}
-	w := s.candidates.Get().(*candidate)
-	defer s.candidates.Put(w)
-	w.ask[0], w.answer[0] = s.levels[0].candidate(p, q), true
-	if err := p.class.Namespace.Admits(w.ask[:], w.answer[:]); err != nil {
-		s.admissionFault(err)
-		return nil
-	}
-	if !w.answer[0] {
-		s.count.refused.Add(1)
-		return ErrRefused
-	}
-	return nil
-}
-
-type candidate struct {
-	ask    [1]abi.Candidate
-	answer [1]bool
-}
-
-// holds says whether a root in service has an entry in a state.
-func holds(roots []*root, fp uint64, state uint8) bool {
-	for _, r := range roots {
+	for _, r := range s.roots {
 		if !r.Health.Serves() {
 			continue
 		}
-		r.Lock()
-		there := r.Has(fp, state)
-		r.Unlock()
-		if there {
-			return true
+		if m, expired := r.Renew(p.mark.Fingerprint, p.class, &p.q.Key); expired {
+			r.drop(m, 0)
 		}
 	}
-	return false
+}
+
+// copyOf marks the put of a piece that is copied.
+type copyOf struct {
+	entry  *moves.Entry
+	header *pieceformat.Header
+	level  *level
 }
 
 // entryRanks are the ranks that a new entry gets bytes for: all of them where this host writes them, and while the put has no root.
 func (p *Put) entryRanks() uint64 {
 	if p.root != nil && p.root.cfg.Shared { // other hosts may write the rest
-		return 1 << p.rank
+		return 1 << p.q.Rank
 	}
-	return p.ranks
+	return p.q.Ranks
 }
 
 func (p *Put) entryBytes() int64 {
 	return int64(bits.OnesCount64(p.entryRanks())) * p.class.FileBytes()
 }
 
-// extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin, so it is no victim.
-func (p *Put) extend(ctx context.Context) error {
-	r, slot, need := p.root, p.mark.Slot, p.class.FileBytes()
-	r.Lock()
-	has, tenant := r.Index.Reserved(slot)&(1<<p.rank) != 0, r.Index.Owner(slot).Tenant
-	r.Unlock()
-	if has {
-		return nil // no other put adds this rank: the key's stripe is held
+// release ends the put's claims on the root besides its entry: its temporary goes, if there is one.
+func (p *Put) release() {
+	temp, left := p.temp, int64(0)
+	if p.temp = ""; temp != "" {
+		left = p.root.Discard(temp, p.class.FileBytes())
 	}
-	if err := r.budget.charge(p, need, p.mark.Fingerprint); err != nil { // as a continuation of what is there
-		return err
-	}
-	if err := r.turn(ctx, p.tenant); err != nil {
-		return err
-	}
-	defer r.endTurn()
-	enter := func() error {
-		if r.Index.At(slot).Is(index.Evicting) { // while the put waited for room
-			return fmt.Errorf("%w: %s has been dropped from %s", ErrNoSpace, p.key, r.Path)
-		}
-		r.Extend(slot, p.rank, need)
-		r.leaving.Wake()
-		return nil
-	}
-	w := reservation{Want: r.want(tenant, need), reuseFor: p, enter: enter}
-	if err := r.owner.reserve(ctx, w); err != nil {
-		return p.shed(err)
-	}
-	return nil
+	p.root.owner.settle(p, temp, left)
 }
 
-// shed abandons a reservation, and the file that it may have got from a victim.
-func (p *Put) shed(cause error) error {
-	r := p.root
-	if !errors.Is(cause, moves.ErrBehind) {
-		r.Counted(&r.Count.Sheds)
-	}
-	p.release()
-	r.budget.Refund(&p.charge)
-	return cause
-}
+// strict says whether the piece is durable before it is resident.
+func (p *Put) strict() bool { return p.root.store.cfg.Strict }

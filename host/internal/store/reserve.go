@@ -6,6 +6,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/health"
 )
 
 // reservation is what a put needs of a root.
@@ -113,4 +114,52 @@ func (r *root) unlinkDamaged(v *entries.Eviction, rank uint32, name string, caus
 		return
 	}
 	_, _ = r.owner.unlink(v, v.Pieces)
+}
+
+// freeSpace watches what a root's file system has left.
+type freeSpace struct{ *root }
+
+// refresh measures what the file system has left when a put may not go by the last measurement.
+func (r freeSpace) refresh() {
+	if r.Account.Stale() {
+		r.measure()
+	}
+}
+
+// measure asks the file system what it has left.
+func (r freeSpace) measure() {
+	space, err := r.FS.Statfs(r.Path)
+	if err != nil {
+		return // the last measurement stands
+	}
+	r.Lock()
+	defer r.Unlock()
+	if r.cfg.Volatile {
+		r.Account.Owns(space.Total)
+		return
+	}
+	r.Account.Measured(space.Total, space.Available, r.Unwritten())
+}
+
+// full is called when the file system was full although the account had room.
+func (r freeSpace) full(entry int64, cause error) {
+	r.Lock()
+	r.Account.Full(entry, r.Unwritten(), r.store.cfg.UpkeepEvery, health.MaxPause*r.store.cfg.UpkeepEvery)
+	r.Unlock()
+	r.Health.Demote(health.Full, "its file system is full before its capacity is reached", cause,
+		"make room on the file system, or lower the root's capacity or raise its min_free")
+}
+
+// watch is the upkeep's part: it keeps the floor when others write, and tries whether there is room again.
+func (r freeSpace) watch(ctx context.Context) {
+	if !r.Health.Takes() {
+		return
+	}
+	if r.Account.Floor() {
+		r.measure()
+	}
+	if r.Account.Retry() {
+		r.Health.Promote(health.Full, health.In)
+	}
+	r.shrink(ctx)
 }

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/codec"
+	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
@@ -262,4 +264,76 @@ func (r *root) notLocked(err error) error {
 			ErrRootBusy, r.Path, err)
 	}
 	return fmt.Errorf("store: root %s: %w", r.Path, err)
+}
+
+// holds says whether a root in service has an entry in a state.
+func holds(roots []*root, fp uint64, state uint8) bool {
+	for _, r := range roots {
+		if !r.Health.Serves() {
+			continue
+		}
+		r.Lock()
+		there := r.Has(fp, state)
+		r.Unlock()
+		if there {
+			return true
+		}
+	}
+	return false
+}
+
+// isAllocating says that memory for so many bytes more will be there, and is not yet.
+func (r *root) isAllocating(bytes int64) bool {
+	there, more := r.allocated()
+	return more && r.Account.Figures().Used+bytes > there
+}
+
+// allocated is the memory that is there, and whether more will be.
+func (r *root) allocated() (bytes int64, more bool) {
+	if !r.cfg.Volatile {
+		return 0, false
+	}
+	space, err := r.cfg.FS.Statfs(r.Path)
+	if err != nil || space.Available == space.Free {
+		return 0, false
+	}
+	return space.Total - space.Free + space.Available, true
+}
+
+// ready is how many bytes more can be taken at once without anything going.
+func (r *root) ready() int64 {
+	room := -r.Account.Excess(1)
+	if there, more := r.allocated(); more {
+		room = min(room, there-r.Account.Figures().Used)
+	}
+	return room
+}
+
+// evictPolicy takes a reference to a policy that is about to evict; nil is the built-in one.
+func (s *Store) evictPolicy(h *policy.Handle) *evictor.Policy {
+	if h == nil {
+		h = policy.BuiltinHandle(abi.RoleEvict)
+	} else {
+		h.Acquire()
+	}
+	return &evictor.Policy{Handle: h, Since: s.cfg.Now()}
+}
+
+// marks collects entries. It has its own lock, which is taken after the root's.
+type marks struct {
+	mu   sync.Mutex
+	list []entries.Mark
+}
+
+func (m *marks) add(more ...entries.Mark) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.list = append(m.list, more...)
+}
+
+func (m *marks) take() (list []entries.Mark) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list, m.list = m.list, nil
+	return list
 }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"math"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/codec"
@@ -114,11 +113,6 @@ type MoveStats struct {
 	Refused   uint64 // not wanted
 	Cancelled uint64 // not wanted any more, or there already
 	Failed    uint64 // faults, and no room
-}
-
-// storeCounters are the store's own.
-type storeCounters struct {
-	refused, resident, lookups, keys, hits atomic.Uint64
 }
 
 // Stats may be called at any time.

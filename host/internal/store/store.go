@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
@@ -289,4 +290,60 @@ func (s *Store) Namespace(ctx context.Context, n *kv.Namespace) (*catalog.Namesp
 		return nil, fmt.Errorf("store: %w", err)
 	}
 	return ns, nil
+}
+
+// openCatalog opens the policies that are bound to namespaces.
+func (s *Store) openCatalog(ctx context.Context) (err error) {
+	p := &s.cfg.Policies
+	s.catalog, err = catalog.New(ctx, catalog.Options{
+		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: uint64(s.cfg.Capacity()), Expiry: s.cfg.ttl, Roots: keptFiles{s},
+		Compression: s.cfg.Compression, AdmitFault: s.admissionFault,
+		Policies: catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules},
+	})
+	return err
+}
+
+// storeCounters are the store's own.
+type storeCounters struct {
+	refused, resident, lookups, keys, hits atomic.Uint64
+}
+
+// keptFiles are the files of the catalog that a store's roots hold.
+type keptFiles struct{ *Store }
+
+// Keep writes a file in every root that takes stores. One that stops taking stores at the same time catches up before it does
+// again.
+func (k keptFiles) Keep(dir, base string, data []byte) error {
+	if k.closed.Load() {
+		return ErrClosed
+	}
+	for _, r := range k.roots {
+		if !r.Health.Takes() {
+			continue
+		}
+		if err := r.kept.Keep(dir, base, data); err != nil && r.Health.Takes() {
+			return err
+		}
+	}
+	return nil
+}
+
+// Forget removes a file from the roots, except where a scan could not read files that may need it.
+func (k keptFiles) Forget(dir, base string) {
+	for _, r := range k.roots {
+		if !r.recovery.incomplete.Load() && r.Health.Takes() {
+			r.forget(dir, base)
+		}
+	}
+}
+
+type candidate struct {
+	ask    [1]abi.Candidate
+	answer [1]bool
+}
+
+// turnover is that of the level.
+type turnover struct {
+	mu sync.Mutex
+	policy.Turnover
 }

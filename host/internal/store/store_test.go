@@ -138,7 +138,7 @@ func write(p *Put) error {
 		return err
 	}
 	defer pool.Close()
-	return storetest.WritePut(context.Background(), pool, p, payload(p.Plan(), p.key, p.rank))
+	return storetest.WritePut(context.Background(), pool, p, payload(p.Plan(), p.q.Key, p.q.Rank))
 }
 
 // put stores one piece of key n in group 0, child of key n-1 unless it is 0.

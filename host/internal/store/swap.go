@@ -12,7 +12,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
-	"github.com/kvhost/kvhost/host/kv"
 )
 
 // Swap is a change of policies while the store is at work.
@@ -289,37 +288,4 @@ func (s *Store) RemoveShadow(name string) error {
 		}
 		return nil
 	})
-}
-
-// offer tells the shadows of a chunk that a client wants to store, whether or not it is stored.
-func (p *Put) offer(s *Store, q *PutRequest) {
-	if !s.shadows.On() {
-		return
-	}
-	s.shadows.Tell(shadow.Step{
-		Op: shadow.Offer, Key: p.mark.Fingerprint, Time: s.seq.Clock(),
-		Parent: kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent),
-		Size:   uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant,
-	})
-}
-
-// evictPolicy takes a reference to a policy that is about to evict; nil is the built-in one.
-func (s *Store) evictPolicy(h *policy.Handle) *evictor.Policy {
-	if h == nil {
-		h = policy.BuiltinHandle(abi.RoleEvict)
-	} else {
-		h.Acquire()
-	}
-	return &evictor.Policy{Handle: h, Since: s.cfg.Now()}
-}
-
-// openCatalog opens the policies that are bound to namespaces.
-func (s *Store) openCatalog(ctx context.Context) (err error) {
-	p := &s.cfg.Policies
-	s.catalog, err = catalog.New(ctx, catalog.Options{
-		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: uint64(s.cfg.Capacity()), Expiry: s.cfg.ttl, Roots: keptFiles{s},
-		Compression: s.cfg.Compression, AdmitFault: s.admissionFault,
-		Policies: catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules},
-	})
-	return err
 }

@@ -15,34 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The file that a put writes: its name, and its bytes before the payload.
-
-// ask has the place policy name the piece, once.
-func (p *Put) ask() {
-	if !p.asked {
-		p.asked = true
-		p.name, p.chosen, p.refused = p.class.Ask(&p.key, p.rank, p.entryBytes())
-	}
-}
-
-// place gives the put the target in its root that its name says.
-func (p *Put) place() {
-	if p.refused != nil {
-		p.useBuiltinName(p.refused)
-		p.refused = nil
-		return
-	}
-	p.target = p.root.path(p.name, p.class, &p.key, p.rank)
-}
-
-// useBuiltinName puts the piece under the built-in name because the place policy's cannot be had.
-func (p *Put) useBuiltinName(cause error) {
-	r := p.root
-	p.name = ""
-	p.target = r.path("", p.class, &p.key, p.rank)
-	r.Log.Error("the built-in name is used", "key", p.key, "target", p.target, "cause", cause)
-	r.Counted(&r.Count.PlaceFaults)
-}
+// The file that a put writes, while the put is filling.
 
 // renameHead writes the put's name into the header page of its file, which is whole and has no name yet.
 func (p *Put) renameHead() error {
@@ -65,12 +38,6 @@ func (p *Put) renameHead() error {
 	return errors.Join(err, f.Close())
 }
 
-// Root is the directory of the root that the piece goes to.
-func (p *Put) Root() string { return p.root.Path }
-
-// Plan is the layout of the payload.
-func (p *Put) Plan() *kv.Plan { return p.class.Plan }
-
 // Compresses says whether the put writes version 2: extents that are stored as package codec encodes them, in the plan's
 // order and without gaps, under a head that [Put.HeadStored] writes when their lengths are known.
 func (p *Put) Compresses() bool { return p.compresses }
@@ -78,7 +45,7 @@ func (p *Put) Compresses() bool { return p.compresses }
 // compresses says whether a put that begins in a root is to compress.
 func compresses(r *root, p *Put) bool {
 	plan := p.class.Plan
-	copied := p.copy != nil && p.copy.header.Version() == pieceformat.CompressedVersion // it is copied as it is
+	copied := p.q.copy != nil && p.q.copy.header.Version() == pieceformat.CompressedVersion // it is copied as it is
 	if !r.cfg.Compressed || copied || plan.PayloadBytes() < leastCompressed || len(plan.Extents()) > mostExtents {
 		return false
 	}
@@ -94,7 +61,7 @@ func (p *Put) Encoded(stored int64, took time.Duration) {
 
 // isStored says whether the file is of version 2, so that its size is not known before it is written.
 func (p *Put) isStored() bool {
-	return p.Compresses() || p.copy != nil && p.copy.header.Version() == pieceformat.CompressedVersion
+	return p.Compresses() || p.q.copy != nil && p.q.copy.header.Version() == pieceformat.CompressedVersion
 }
 
 const (
@@ -115,9 +82,6 @@ func (p *Put) FileBytes() int64 {
 	return p.DataOffset() + pieceformat.Padded(p.class.Plan.PayloadBytes())
 }
 
-// Element is the size of the numbers in the pages, as far as it matters to a codec: 2 for floats of 16 bits, else 1.
-func (p *Put) Element() int { return p.class.Namespace.Element }
-
 // maxObstacles is how often a put tries to get a name that is taken, or that something stands on the way to.
 const maxObstacles = 4
 
@@ -126,17 +90,17 @@ const maxObstacles = 4
 func (p *Put) File() (staging.File, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.over {
+	switch {
+	case p.state > filling:
 		return nil, ErrPutOver
-	}
-	if p.file != nil {
+	case p.state == filling:
 		return p.file, nil
 	}
 	r := p.root
 	if p.temp != "" {
 		f, err := p.reuseFile()
 		if err == nil {
-			p.file, p.opened = r.metered(f), true
+			p.file, p.state = r.metered(f), filling
 			return p.file, nil
 		}
 		r.Log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
@@ -149,7 +113,7 @@ func (p *Put) File() (staging.File, error) {
 	for range maxObstacles {
 		f, err := r.owner.createTemp(p)
 		if err == nil {
-			p.file, p.opened = f, true
+			p.file, p.state = f, filling
 			return p.file, nil
 		}
 		if errors.Is(err, unix.ENOTDIR) {
@@ -202,8 +166,8 @@ func (p *Put) HeadStored(dst []byte, table []uint64, stored []pieceformat.Stored
 
 func (p *Put) header(extents int, compressed bool) pieceformat.Header {
 	return pieceformat.Header{
-		Namespace: p.class.Namespace.Digest, Key: p.key, Parent: p.parent, Depth: p.depth, Group: p.class.Group, Rank: p.rank,
-		Blocks: p.class.Plan.Geometry().Blocks, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
+		Namespace: p.class.Namespace.Digest, Key: p.q.Key, Parent: p.q.Parent, Depth: p.q.Depth, Group: p.class.Group, Rank: p.q.Rank,
+		Blocks: p.class.Plan.Geometry().Blocks, Tenant: p.q.Tenant, Pieces: p.q.Ranks, StoreTime: p.stamp,
 		Payload: p.class.Plan.PayloadBytes(), Plan: p.class.Plan.Digest(), Algorithm: kv.XXH3, Extent: kv.ExtentBytes,
 		Extents: uint32(extents), DataOffset: pieceformat.DataOffset(extents, compressed), Name: p.name,
 	}

@@ -1,0 +1,181 @@
+package store
+
+import (
+	"context"
+	"errors"
+
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// What package moves copies is read as by a load and written as by a put.
+
+// movedPiece is a piece that is copied.
+type movedPiece struct{ *Piece }
+
+func (p movedPiece) ReadAt(b []byte, off int64) (int, error) { return p.file.ReadAt(b, off) }
+func (p movedPiece) Cancelled() bool                         { return p.move.Cancelled() }
+
+// openMoved opens a piece of an entry that is pinned.
+func (r *root) openMoved(m *entries.Move, rank uint32) (moves.Piece, error) {
+	p := &Piece{root: r, mark: m.Mark, rank: rank, move: m}
+	if err := p.pin(); err != nil {
+		return nil, err
+	}
+	if err := p.open(); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return movedPiece{p}, nil
+}
+
+// movedTo is the put of a piece that is copied.
+type movedTo struct {
+	staging.File
+	*Put
+	decodes bool
+}
+
+// Decodes says whether compressed pieces come as version 1: memory from which plain ones are loaded faster holds those.
+func (t movedTo) Decodes() bool { return t.decodes }
+
+// Name is the one that the place policy gave the copy.
+func (t movedTo) Name() string { return t.Put.name }
+
+func (t movedTo) Commit(ctx context.Context) error { return t.Publish(ctx) }
+
+// Begin implements [moves.Level].
+func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header) (moves.Target, error) {
+	put, err := l.store.Put(ctx, PutRequest{
+		Namespace: e.Namespace, Group: h.Group, Parent: h.Parent, Key: h.Key, Depth: h.Depth, Rank: h.Rank, Ranks: e.Pieces,
+		Tenant: h.Tenant, copy: &copyOf{e, h, l},
+	})
+	if errors.Is(err, moves.ErrBehind) { // what it waits for is offered before it is tried again
+		for _, r := range l.roots {
+			r.leaving.Step()
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	f, err := put.File()
+	if err != nil {
+		put.Abort(err)
+		return nil, err
+	}
+	r := put.root
+	decodes := r.cfg.Volatile && !(r.cfg.Compressed && put.class.Namespace.Compression.Keeps(r.meter.gain))
+	if put.size = h.FileBytes(); decodes {
+		put.size = pieceformat.FileBytes(put.class.Plan)
+	}
+	return movedTo{f, put, decodes}, nil
+}
+
+// offer offers a copy of the i-th entry of a lease to the nearest level, unless it is from there, or moves already.
+func (l *Lease) offer(i int, kind moves.Kind) *moves.Entry {
+	nearest, g := l.store.levels[0], l.grants[i]
+	if g.Slot == index.None || l.store.roots[g.Root].level == nearest {
+		return nil
+	}
+	r := l.store.roots[g.Root]
+	r.Lock()
+	m := r.Moves.Copy(g.Slot)
+	r.Unlock()
+	if m == nil {
+		return nil
+	}
+	v := &moves.Entry{Move: m, Kind: kind, From: &r.origin, To: nearest}
+	if kind == moves.Prefetch {
+		v.Then = func() { l.came(i, nearest, true) }
+	}
+	if !v.Offer(l.store.mover) {
+		return nil
+	}
+	return v
+}
+
+// promote offers what a lease was granted in farther levels to the nearest one, also where computing it was as fast as loading it from there,
+// and what was loaded from the nearest to the next. The pins are still the lease's.
+func (l *Lease) promote(loaded bool) {
+	if len(l.store.levels) < 2 {
+		return
+	}
+	for i, g := range l.grants {
+		if g.Slot == index.None {
+			continue
+		}
+		if r := l.store.roots[g.Root]; r.level != l.store.levels[0] {
+			l.offer(i, moves.Promotion)
+		} else if loaded {
+			r.keep(entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}, WriteHits)
+		}
+	}
+}
+
+// prefetch asks for copies in the nearest level of what a new lease has in farther ones. The lease gets each when it is
+// there, and loads what has no copy yet from where it was found.
+func (l *Lease) prefetch() {
+	for i := range l.grants {
+		v := l.offer(i, moves.Prefetch)
+		if v == nil {
+			continue
+		}
+		l.mu.Lock()
+		if l.coming == nil {
+			l.coming = map[int]*moves.Entry{}
+		}
+		l.coming[i] = v
+		l.mu.Unlock()
+	}
+}
+
+// endPrefetch cancels the copies that have not come.
+func (l *Lease) endPrefetch(coming map[int]*moves.Entry) {
+	if len(coming) == 0 {
+		return
+	}
+	for _, v := range coming {
+		v.Cancel()
+	}
+	l.store.mover.Prune()
+}
+
+// came pins a copy of the i-th entry in a level for the lease, while that lasts and has no nearer one. It says whether it
+// did.
+func (l *Lease) came(i int, to *level, prefetched bool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if prefetched {
+		delete(l.coming, i)
+	}
+	_, has := l.near[i]
+	fp := l.grants[i].Fingerprint
+	for _, place := range to.places {
+		r := l.store.roots[place]
+		if slot, pinned := r.PinCopy(fp, prefetched, !l.over && !has); pinned {
+			if l.near == nil {
+				l.near = map[int]grant{}
+			}
+			l.near[i] = grant{Fingerprint: fp, Slot: slot, Root: place}
+			return true
+		}
+	}
+	return false
+}
+
+// Approach pins the nearest whole copy of the i-th entry, which may have come nearer since the lookup. A load calls it
+// before it opens its pieces: that Root says where they are read, and no Open looks through the levels.
+func (l *Lease) Approach(i int) {
+	if len(l.store.levels) < 2 || !l.Has(i) {
+		return
+	}
+	at := l.store.roots[l.granted(i).Root].level
+	for _, level := range l.store.levels {
+		if level == at || l.came(i, level, false) {
+			return
+		}
+	}
+}

@@ -1,0 +1,291 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// The room that a put takes: an entry of its own, or a part of the one that is there.
+
+// reserve makes the put's entry, or adds its piece to the one that is there.
+func (s *Store) reserve(ctx context.Context, p *Put) (*Put, error) {
+	found, err := s.join(ctx, p)
+	if errors.Is(err, ErrResident) && p.q.copy == nil {
+		s.count.resident.Add(1)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		if err := s.admitted(p); err != nil {
+			return nil, err
+		}
+		if err := s.insert(ctx, p); err != nil {
+			return nil, err
+		}
+		p.state = reserved
+		return p, nil
+	}
+	p.ask()
+	p.place()
+	if err = p.extend(ctx); err != nil {
+		p.Abort(err)
+		return nil, err
+	}
+	p.state = reserved
+	return p, nil
+}
+
+// levels are those that the put may go to.
+func (q *PutRequest) levels(s *Store) []*level {
+	if q.copy == nil {
+		return s.own
+	}
+	return q.copy.level.ways(q.copy.entry)
+}
+
+// join adds the piece to the entry of its key, if there is one.
+func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
+	levels := p.q.levels(s)
+	if p.q.copy == nil && len(levels) > 1 && s.has(p) { // an entry that is copied nearer lacks its later pieces there
+		return false, ErrResident
+	}
+	for _, l := range levels {
+		for _, r := range l.roots {
+			if !r.Health.Serves() {
+				continue // what it has is not to be had: it can be stored elsewhere
+			}
+			if ok, err := r.join(ctx, p); ok || err != nil {
+				return ok, err
+			}
+		}
+	}
+	return false, nil
+}
+
+// has says whether any root has the piece.
+func (s *Store) has(p *Put) bool {
+	return slices.ContainsFunc(s.ours, func(r *root) bool {
+		if !r.Health.Serves() {
+			return false
+		}
+		r.Lock()
+		defer r.Unlock()
+		slot := r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.q.Key)
+		return slot != index.None && !r.Index.At(slot).Is(index.Evicting) && r.Index.Pieces(slot)&(1<<p.q.Rank) != 0
+	})
+}
+
+func (r *root) join(ctx context.Context, p *Put) (bool, error) {
+	r.Lock()
+	defer r.Unlock()
+	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.q.Key, p.q.Rank, p.q.copy != nil, func() error { return r.owner.mayEnter(p.class, &p.q.Key, p.mark.Fingerprint) })
+	if err != nil || slot == index.None {
+		return false, err
+	}
+	p.mark.Slot, p.class = slot, r.ClassOf(slot)
+	p.begin(r)
+	return true, nil
+}
+
+// begin notes when the put began in its root.
+func (p *Put) begin(r *root) {
+	p.root, p.stamp = r, r.store.seq.Stamp()
+	p.compresses = compresses(r, p)
+	if p.q.copy != nil {
+		p.stamp = p.q.copy.header.StoreTime // it is not younger than what it is a copy of
+	}
+}
+
+// admitted asks the admit policy about a new entry.
+func (s *Store) admitted(p *Put) error {
+	if p.q.copy != nil || p.class.Namespace.Admit.Now().Policy.TakesAllNew() {
+		return nil
+	}
+	w := s.candidates.Get().(*candidate)
+	defer s.candidates.Put(w)
+	w.ask[0], w.answer[0] = s.levels[0].candidate(p), true
+	if err := p.class.Namespace.Admits(w.ask[:], w.answer[:]); err != nil {
+		s.admissionFault(err)
+		return nil
+	}
+	if !w.answer[0] {
+		s.count.refused.Add(1)
+		return ErrRefused
+	}
+	return nil
+}
+
+// candidate is what the admit policy of a level gets to know about a new entry.
+func (l *level) candidate(p *Put) abi.Candidate {
+	parent := kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.q.Parent)
+	c := abi.Candidate{
+		Key: p.mark.Fingerprint, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
+		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: p.q.Depth, Request: p.q.Request, Tenant: p.q.Tenant,
+		Time: l.store.seq.Clock(), Kind: abi.KindNew, From: abi.NoLevel, To: uint8(l.number),
+	}
+	if parent != 0 && holds(l.store.roots, parent, index.Live) {
+		c.Flags = abi.CandidateParentResident
+	}
+	if p.q.Continued {
+		c.Flags |= abi.CandidateContinued
+	}
+	l.store.elsewhere(&c)
+	return c
+}
+
+// insert makes the entry in the nearest level that takes it.
+func (s *Store) insert(ctx context.Context, p *Put) error {
+	p.ask()
+	var err error
+	levels := p.q.levels(s)
+	var nearer *level // where it would be now, if memory were there
+	for _, l := range levels {
+		if nearer != nil && p.q.copy == nil { // this level would judge it later, when it was demoted
+			c := l.candidate(p)
+			if admitted, asked := l.Admits(&c, p.class.Namespace); asked && !admitted {
+				break // it waits for the memory
+			}
+		}
+		if err = l.insert(ctx, p, true); err == nil || !refusedHere(err) {
+			break
+		}
+		if nearer == nil && errors.Is(err, errAllocating) {
+			nearer = l
+		}
+	}
+	switch {
+	case nearer == nil:
+	case err == nil:
+		nearer.early.add(early{p.root, p.mark})
+	case refusedHere(err):
+		err = nearer.insert(ctx, p, false)
+	}
+	return err
+}
+
+// refusedHere says of an entry that another root may take it: this one is out of service, has no room, or has used up its write budget.
+func refusedHere(err error) bool {
+	return errors.Is(err, ErrNoSpace) || errors.Is(err, ErrRootOut) || errors.Is(err, ErrRefused) || errors.Is(err, errAllocating)
+}
+
+// insert makes the entry in the level. The root that the place policy chose counts if it is there. Memory that is not there yet is waited
+// for, unless now says that it is not.
+func (l *level) insert(ctx context.Context, p *Put, now bool) error {
+	tenant := l.store.catalog.Tenants.Number(p.q.Tenant)
+	r, err := l.enter(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer r.endTurn()
+	parent := kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.q.Parent)
+	if now && r.isAllocating(p.entryBytes()) {
+		return errAllocating
+	}
+	if err := r.budget.charge(p, p.entryBytes(), parent); err != nil {
+		return err
+	}
+	p.begin(r)
+	p.place()
+	enter := func() error { return p.addEntry(tenant, parent) }
+	w := reservation{Want: r.want(tenant, p.entryBytes()), slot: true, reuseFor: p, enter: enter}
+	if c := p.q.copy; c != nil && !c.entry.Leaves() { // what it is a copy of is there, and what goes for it may have none
+		hits, _ := c.entry.Worth()
+		w.spares = max(1, hits)
+	}
+	if err := r.owner.reserve(ctx, w); err != nil {
+		return p.shed(err)
+	}
+	return nil
+}
+
+// enter chooses the root of a new entry and takes the root's turn. A root can be taken out while the turn is waited for;
+// then another is chosen.
+func (l *level) enter(ctx context.Context, p *Put) (*root, error) {
+	refreshFacts(l.store)
+	for {
+		r, err := l.choose(p.answer.root)
+		if err != nil {
+			return nil, err
+		}
+		freeSpace{r}.refresh()
+		if err := r.turn(ctx, p.q.Tenant); err != nil {
+			return nil, err
+		}
+		if r.Health.Takes() {
+			return r, nil
+		}
+		r.endTurn()
+	}
+}
+
+// addEntry makes the entry, with bytes that are reserved. The lock is held.
+func (p *Put) addEntry(tenant uint16, parent uint64) error {
+	r := p.root
+	if err := r.owner.mayEnter(p.class, &p.q.Key, p.mark.Fingerprint); err != nil {
+		return err
+	}
+	if len(r.store.levels) > 1 && r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.q.Key) != index.None {
+		return ErrResident // a copy and a put of its key are made at the same time
+	}
+	slot, err := r.Insert(&entries.New{
+		Fingerprint: p.mark.Fingerprint, Class: p.class, Key: &p.q.Key, Parent: parent, Depth: p.q.Depth, Tenant: tenant,
+		Rank: p.q.Rank, Reserved: p.entryRanks(), Stored: p.stamp, Request: p.q.Request, Copied: p.q.copy != nil,
+	})
+	if err != nil {
+		return err
+	}
+	p.mark.Slot = slot
+	r.leaving.Wake()
+	return nil
+}
+
+// extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin, so it is no victim.
+func (p *Put) extend(ctx context.Context) error {
+	r, slot, need := p.root, p.mark.Slot, p.class.FileBytes()
+	r.Lock()
+	has, tenant := r.Index.Reserved(slot)&(1<<p.q.Rank) != 0, r.Index.Owner(slot).Tenant
+	r.Unlock()
+	if has {
+		return nil // no other put adds this rank: the key's stripe is held
+	}
+	if err := r.budget.charge(p, need, p.mark.Fingerprint); err != nil { // as a continuation of what is there
+		return err
+	}
+	if err := r.turn(ctx, p.q.Tenant); err != nil {
+		return err
+	}
+	defer r.endTurn()
+	enter := func() error {
+		if r.Index.At(slot).Is(index.Evicting) { // while the put waited for room
+			return fmt.Errorf("%w: %s has been dropped from %s", ErrNoSpace, p.q.Key, r.Path)
+		}
+		r.Extend(slot, p.q.Rank, need)
+		r.leaving.Wake()
+		return nil
+	}
+	w := reservation{Want: r.want(tenant, need), reuseFor: p, enter: enter}
+	if err := r.owner.reserve(ctx, w); err != nil {
+		return p.shed(err)
+	}
+	return nil
+}
+
+// shed abandons a reservation, and the file that it may have got from a victim.
+func (p *Put) shed(cause error) error {
+	r := p.root
+	if !errors.Is(cause, moves.ErrBehind) {
+		r.Counted(&r.Count.Sheds)
+	}
+	p.release()
+	r.budget.Refund(&p.charge)
+	return cause
+}
