@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,22 @@ def test_all_but_the_model_is_in_the_key() -> None:
     assert all(len(k) == 32 for k in made)
     # Stored objects are found under these by later versions, too.
     assert host_key(base).hex() == "27d841b714c96709b4dca4e9b12a03bf79b51a8c98d9c792b0651d79d31cd7d1"
+
+
+
+def test_a_client_chooses_the_salt() -> None:
+    """It may be of any length, and no text at all. What is on disks keeps its name."""
+    salts = ["s" * n for n in (1, (1 << 16) - 1, 1 << 16, 1 << 20)] + ["\ud800", "\ud801"]
+    made = {host_key(Key(bytes(32), cache_salt=salt)) for salt in salts}
+    assert len(made) == len(salts), f"{len(salts)} salts make {len(made)} keys, want one each"
+    assert all(tenant(salt, {}) >= HASHED for salt in salts)
+    whole = Key(bytes(32), cache_salt="s" * (8 << 20))
+    begin = time.process_time()
+    host_key(whole), tenant(whole.cache_salt, {})
+    once, begin = time.process_time() - begin, time.process_time()
+    for n in range(100):
+        host_key(replace(whole, chunk_hash=n.to_bytes(32, "big"))), tenant(whole.cache_salt, {})
+    assert time.process_time() - begin < 10 * once, "want a salt of 8 MiB read once for all keys of a prompt"
 
 
 def test_no_field_of_a_key_moves_into_another() -> None:

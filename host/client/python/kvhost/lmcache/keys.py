@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from typing import Protocol
 from kvhost.objects.kind import KEY_BYTES
 
 _CHAINED_KEYS = 1 << 16
+_LONGEST_SALT = (1 << 16) - 1  # bytes
 
 
 class ObjectKey(Protocol):
@@ -29,9 +31,18 @@ class ObjectKey(Protocol):
 
 def host_key(key: ObjectKey) -> bytes:
     """All that sets an object apart but the model: the chunk's hash, rank, group and salt."""
-    salt = key.cache_salt.encode()
+    salt, form = _salted(key.cache_salt)
     parts = struct.pack("<IIH", key.kv_rank, key.object_group_id, len(salt)) + salt + key.chunk_hash
-    return hashlib.blake2b(parts, digest_size=KEY_BYTES, person=b"kvhost.lmcache.1").digest()
+    return hashlib.blake2b(parts, digest_size=KEY_BYTES, person=form).digest()
+
+
+@functools.lru_cache(maxsize=1)  # a client makes it as long as it likes, and all keys of a prompt have it
+def _salted(salt: str) -> tuple[bytes, bytes]:
+    """A salt, or the digest of a long one, and the form of the keys with it."""
+    raw = salt.encode("utf-8", "surrogatepass")
+    if len(raw) <= _LONGEST_SALT:
+        return raw, b"kvhost.lmcache.1"
+    return hashlib.blake2b(raw, digest_size=KEY_BYTES).digest(), b"kvhost.lmcache.2"
 
 
 class Chains:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Mapping
 
@@ -26,4 +27,9 @@ def tenant(salt: str, named: Mapping[str, int]) -> int:
     Salts that share a number share a quota, not objects: the salt is in every key."""
     if salt in named:
         return named[salt]
-    return HASHED | zlib.crc32(salt.encode()) & (HASHED >> 1) - 1 if salt else 0
+    return _hashed(salt) if salt else 0
+
+
+@functools.lru_cache(maxsize=1)  # a client makes it as long as it likes, and all keys of a prompt have it
+def _hashed(salt: str) -> int:
+    return HASHED | zlib.crc32(salt.encode("utf-8", "surrogatepass")) & (HASHED >> 1) - 1
