@@ -433,6 +433,10 @@ class Session:
         """Set once the session is over, by either side: its jobs have failed by then."""
         return self._stream.ended
 
+    def when_ended(self, wake: Callable[[], None]) -> None:
+        """Calls ``wake`` once the session is over: on the receiving thread, or at once. It must be quick."""
+        self._stream.when_ended(wake)
+
     def register(
         self, group: int, memory: Arena | AdoptedMemory | SharedMemory | Sequence[bytes], regions: Sequence[Region]
     ) -> None:

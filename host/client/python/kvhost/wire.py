@@ -46,6 +46,7 @@ class Stream:
         self._last = 0
         self._cause: Exception | None = None
         self.ended = threading.Event()  # set when no answer will come any more
+        self._wakers: list[Callable[[], None]] = []
         session = self._channel.stream_stream(
             "/kvhost.v1.EngineService/Session",
             request_serializer=pb.SessionRequest.SerializeToString,
@@ -78,7 +79,19 @@ class Stream:
             for call in calls.values():
                 call(self._cause)
             self._out.put(None)
-            self.ended.set()
+            with self._lock:
+                self.ended.set()
+                wakers, self._wakers = self._wakers, []
+            for wake in wakers:
+                wake()
+
+    def when_ended(self, wake: Callable[[], None]) -> None:
+        """Calls ``wake`` once no answer will come any more: on the receiving thread, or at once. It must be quick."""
+        with self._lock:
+            if not (ended := self.ended.is_set()):
+                self._wakers.append(wake)
+        if ended:
+            wake()
 
     def _gone(self, e: grpc.RpcError) -> HostGoneError:
         why = e.details() if hasattr(e, "details") else str(e)

@@ -227,6 +227,27 @@ def test_a_link_that_leads_begins_a_new_epoch_after_a_loss() -> None:
     assert host.opened[1][1].ended.is_set()
 
 
+def test_a_link_at_rest_wakes_for_events_alone() -> None:
+    """Each wake-up costs the engine's process some of its time."""
+    waits: list[float | None] = []
+
+    class Counted(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            if threading.current_thread() is link._thread:
+                waits.append(timeout)
+            return super().wait(timeout)
+
+    host = Host()
+    link = Link("x", "socket", host, leads=True)  # type: ignore[arg-type]
+    link._wake = Counted()
+    assert link.start(5)
+    until("a link that waits", lambda: waits)
+    host.opened[0][1].die()
+    until("the second session", lambda: link.epoch == 1)
+    link.close()
+    assert set(waits) == {None}, f"the link's thread waited {waits}, want it to wait until something happens"
+
+
 def test_a_link_follows_and_sleeps() -> None:
     host = Host()
     link = Link("x", "socket", host, leads=False)  # type: ignore[arg-type]

@@ -103,6 +103,7 @@ class DoubleSession:
 
     def __init__(self) -> None:
         self.ended = threading.Event()
+        self._wakers: list[Callable[[], None]] = []
         self.resident: set[bytes] = set()
         self.membership: set[int] = set()
         self.membership_micros = 0
@@ -204,6 +205,11 @@ class DoubleSession:
         jobs: list[Store | Load] = [*self.stores, *self.loads]
         for call in [*(j for j in jobs if not j.over), *(p for p in self.lookups if not p.done())]:
             call._call(HostGoneError("the host is gone"))
+        for wake in self._wakers:
+            wake()
+
+    def when_ended(self, wake: Callable[[], None]) -> None:
+        self._wakers.append(wake)
 
     def end(self) -> None:
         if not self.frozen():

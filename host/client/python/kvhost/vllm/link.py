@@ -74,6 +74,11 @@ class Link:
         sessions = self._sessions
         return bool(sessions) and not any(s.ended.is_set() for s in sessions)
 
+    def _look(self) -> None:
+        """Has the link's thread look whether the sessions still live."""
+        with self._wake:
+            self._wake.notify_all()
+
     def follow(self, epoch: int) -> None:
         """Opens sessions of another epoch in place of those that it has."""
         if epoch != self._epoch:
@@ -112,7 +117,7 @@ class Link:
                 elif self._closed:
                     return
                 elif not wanted or self._sessions:
-                    self._wake.wait(0.1)  # and look whether the sessions still live
+                    self._wake.wait()
                     continue
                 else:
                     ended = []
@@ -166,6 +171,8 @@ class Link:
         with self._wake:
             self._sessions, self._opened = sessions, epoch
             self._wake.notify_all()
+        for session in sessions:
+            session.when_ended(self._look)
         self._said = ""
         log.info("kvhost %s: connected to %s, version %s, namespace %s", self._name, self._socket,
                  sessions[0].version, " ".join(s.namespace_digest.hex() for s in sessions))
