@@ -2,9 +2,10 @@
 
     PYTHONPATH=host/client/python:host/client/python/tests/engines python processor.py [--model DIR] [--turns 6]
 
-It needs no GPU. KVHOST_BIN names the host's program. Two engines, one with KvhostConnector, have the same work in turns, and none of
-it twice, so that all chunks are stored and none is loaded. A turn is over when the host has published what it was given. It prints
-each turn's processor seconds (user and system, of all processes of an engine), and the median of the turns' ratios."""
+It needs no GPU. KVHOST_BIN names the host's program. Three engines, one with KvhostConnector and one with a connector that does
+nothing, have the same work in turns, and none of it twice, so that all chunks are stored and none is loaded. A turn is over when the
+host has published what it was given. It prints each turn's processor seconds (user and system, of all processes of an engine), and
+the median of the turns' ratios."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def main() -> None:
     p.add_argument("--work", default=",".join(WORK))
     p.add_argument("--step", type=int, default=2048, help="tokens that a step computes at most")
     p.add_argument("--one-process", action="store_true", help="vLLM in one process, where none waits for another in a loop")
-    p.add_argument("--other", default="", help="host/client/python of another tree, for a third engine with its connector")
+    p.add_argument("--other", default="", help="host/client/python of another tree, for a further engine with its connector")
     p.add_argument("--rest", type=float, default=0.3, help="seconds after a turn's answers that count for it, too")
     p.add_argument("--root", default="", help="of the host; default: a folder that is deleted at the end")
     a = p.parse_args()
@@ -68,7 +69,11 @@ def run(a: argparse.Namespace, folder: Path) -> None:
         "kv_connector": "KvhostConnector", "kv_connector_module_path": "kvhost.vllm", "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"socket": host.socket},
     }
-    kinds: list[tuple[str, Host | None, dict, dict]] = [("without", None, {}, {}), ("with", host, {"kv_transfer_config": kvhost}, {})]
+    nothing = {"kv_connector": "NothingConnector", "kv_connector_module_path": "nothing", "kv_role": "kv_both"}
+    here = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    kinds: list[tuple[str, Host | None, dict, dict]] = [
+        ("without", None, {}, {}), ("nothing", None, {"kv_transfer_config": nothing}, here), ("with", host, {"kv_transfer_config": kvhost}, {}),
+    ]
     if a.other:
         path = os.pathsep.join([str(Path(vllm_model.__file__).parent), a.other])
         kinds.append(("other", host, {"kv_transfer_config": kvhost}, {"PYTHONPATH": path}))
