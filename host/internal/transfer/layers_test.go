@@ -222,11 +222,11 @@ func TestLayersKeepFewFiles(t *testing.T) {
 	})...)
 	defer l.Release()
 	b.poison()
-	loads, most, may := b.spread(chunks), 0, &files{left: kept}
+	loads, most, may, before := b.spread(chunks), 0, &files{left: kept}, b.fs.Open()
 	done := make(chan transfer.Outcome, 1)
 	b.queue.Load(&transfer.LoadJob{
 		Lease: l, Memory: b.memory, Chunks: loads, Done: func(o transfer.Outcome) { done <- o }, Files: may,
-		Layers: &transfer.Layers{Landed: func(uint32, []int) { most = max(most, b.openPieces()) }},
+		Layers: &transfer.Layers{Landed: func(uint32, []int) { most = max(most, b.fs.Open()-before) }},
 	})
 	if out := <-done; len(out.Failed) > 0 || out.Bytes != chunks*geo.PageBytes() {
 		t.Fatalf("load: got %+v, want %d bytes and no failure", out, chunks*geo.PageBytes())
@@ -234,22 +234,10 @@ func TestLayersKeepFewFiles(t *testing.T) {
 	if most > kept+workers || most < kept {
 		t.Errorf("%d of %d pieces were open between steps, want %d and those that are being read", most, chunks, kept)
 	}
-	if n := b.openPieces(); n != 0 || may.gone != kept {
+	if n := b.fs.Open() - before; n != 0 || may.gone != kept {
 		t.Errorf("after the load %d pieces are open and %d were given back, want 0 and %d", n, may.gone, kept)
 	}
 	for n, c := range loads {
 		testenv.NoError(t, b.checkPages(n, c.Blocks))
 	}
-}
-
-// openPieces counts the descriptors that this process has of pieces.
-func (b *bench) openPieces() (n int) {
-	list, err := os.ReadDir("/proc/self/fd")
-	testenv.NoError(b.t, err)
-	for _, e := range list {
-		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.HasPrefix(to, b.root) && strings.HasSuffix(to, ".kv") {
-			n++
-		}
-	}
-	return n
 }

@@ -27,6 +27,7 @@ type FS struct {
 	staging.Around
 	rules atomic.Pointer[ruleSet]
 	modes staging.DirectModes
+	open  atomic.Int64
 }
 
 // counted is a rule, the calls that it has matched, and those of them that it has delayed or failed.
@@ -203,6 +204,9 @@ func (f *FS) call(c staging.Call) error {
 	return &fs.PathError{Op: c.Op.String(), Path: c.Name, Err: injected{ft.Errno}}
 }
 
+// Open counts the files that are open.
+func (f *FS) Open() int { return int(f.open.Load()) }
+
 // DirectModes makes f an FS with its own memory of which devices take direct I/O; see [staging.OpenDirect].
 func (f *FS) DirectModes() *staging.DirectModes { return &f.modes }
 
@@ -220,6 +224,7 @@ func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, er
 	if err != nil {
 		return nil, err
 	}
+	f.open.Add(1)
 	return &faultFile{File: file, fs: f}, nil
 }
 
@@ -336,6 +341,7 @@ func (f *faultFile) Stat() (staging.Info, error) {
 
 // Close implements [staging.File]. It closes the file also when a rule makes it fail, so no rule leaks a descriptor.
 func (f *faultFile) Close() error {
+	f.fs.open.Add(-1)
 	err := f.File.Close()
 	if ferr := f.call(staging.OpClose, func() error { return nil }); ferr != nil {
 		return ferr
