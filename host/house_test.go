@@ -25,7 +25,7 @@ var rows = [][]string{
 	{"plugins"},
 	{"gds", "staging"},
 	{"host/internal/regular", "host/kv"},
-	{"host/internal/codec", "host/internal/memfs", "host/internal/payload",
+	{"host/internal/codec", "host/internal/memfs", "host/internal/payload", "host/internal/plain",
 		"host/internal/s3fs", "host/internal/spans", "host/internal/testkit", "host/internal/trace"},
 	{"host/internal/policy/meter"},
 	{"host/internal/policy/sandbox"},

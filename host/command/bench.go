@@ -88,9 +88,9 @@ func runBench(ctx context.Context, cfg *config.Config, o *benchOptions) error {
 		return err
 	}
 	if o.json {
-		return writeJSON(os.Stdout, rows)
+		return writeJSON(stdout, rows)
 	}
-	return o.write(os.Stdout, cfg, rows)
+	return o.write(stdout, cfg, rows)
 }
 
 func writeJSON(w io.Writer, v any) error {

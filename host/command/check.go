@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -40,7 +39,7 @@ configured cannot work, the exit code is 9. It changes nothing but the cache of 
 			}
 			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
-			return check(ctx, os.Stdout, loaded, asJSON)
+			return check(ctx, stdout, loaded, asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print all facts and findings as JSON")

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/kvhost/kvhost/host/internal/plain"
 )
 
 // version is what the linker has set.
@@ -30,10 +32,11 @@ func run(ctx context.Context, args []string) int {
 		args = args[:1] // no command has that name, which the help would not say
 	}
 	root.SetArgs(args)
+	root.SetOut(stdout)
 	cmd, err := root.ExecuteContextC(ctx)
 	code := exitCode(err)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "kvhost: %s\n", plainError(err))
+		fmt.Fprintf(os.Stderr, "kvhost: %s\n", plain.Text(plainError(err)))
 	}
 	if code == exitUsage {
 		fmt.Fprintf(os.Stderr, "kvhost: see %s --help\n", cmd.CommandPath())

@@ -22,7 +22,7 @@ func newConfig() *cobra.Command {
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if defaults {
-				return config.Example(os.Stdout)
+				return config.Example(stdout)
 			}
 			loaded, err := s.load()
 			if err != nil {
@@ -32,10 +32,10 @@ func newConfig() *cobra.Command {
 				fmt.Fprintf(os.Stderr, "kvhost: warning: %s\n", w)
 			}
 			if !asJSON {
-				return loaded.Print(os.Stdout)
+				return loaded.Print(stdout)
 			}
 			v, err := loaded.JSON()
-			return errors.Join(err, writeJSON(os.Stdout, v))
+			return errors.Join(err, writeJSON(stdout, v))
 		},
 	}
 	cmd.Flags().BoolVar(&defaults, "defaults", false, "print a commented file of all keys and their defaults instead")

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -104,9 +103,9 @@ func (r *replayFlags) play(ctx context.Context) error {
 		return err
 	}
 	if r.json {
-		err = errors.Join(err, json.NewEncoder(os.Stdout).Encode(report))
+		err = errors.Join(err, json.NewEncoder(stdout).Encode(report))
 	} else {
-		err = errors.Join(err, report.Table(os.Stdout))
+		err = errors.Join(err, report.Table(stdout))
 	}
 	return errors.Join(err, report.Err())
 }

@@ -14,7 +14,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/plain"
 	"github.com/kvhost/kvhost/host/internal/proto"
+
+	protobuf "google.golang.org/protobuf/proto"
 )
 
 // mostListed bounds the rows of a table on the screen.
@@ -22,6 +25,7 @@ const mostListed = 12
 
 // drawScreen draws a host's status. before is an earlier one of the same host, for rates.
 func drawScreen(before, now *proto.StatusResponse) string {
+	now = seen(now)
 	var b strings.Builder
 	since := (now.Uptime.AsDuration() - before.Uptime.AsDuration()).Seconds()
 	perSecond := func(read func(*proto.StatusResponse) uint64) float64 {
@@ -131,6 +135,34 @@ func drawScreen(before, now *proto.StatusResponse) string {
 
 // bad is what a line has that an operator is to see first.
 var bad = regexp.MustCompile(`NOT READY|  (out|full|read only|quarantine)( |,)| is (out|full|read only): `)
+
+// seen is a status with each text on one line that a terminal shows as it is: engines, models, paths and the words of peers are others' choice.
+func seen(now *proto.StatusResponse) *proto.StatusResponse {
+	now = protobuf.Clone(now).(*proto.StatusResponse)
+	var all func(protoreflect.Message)
+	all = func(m protoreflect.Message) {
+		m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+			switch text := f.Kind() == protoreflect.StringKind; {
+			case f.IsMap():
+			case f.IsList():
+				for i, list := 0, v.List(); i < list.Len(); i++ {
+					if text {
+						list.Set(i, protoreflect.ValueOfString(plain.Line(list.Get(i).String())))
+					} else if f.Message() != nil {
+						all(list.Get(i).Message())
+					}
+				}
+			case text:
+				m.Set(f, protoreflect.ValueOfString(plain.Line(v.String())))
+			case f.Message() != nil:
+				all(v.Message())
+			}
+			return true
+		})
+	}
+	all(now.ProtoReflect())
+	return now
+}
 
 // paint makes a line red that says something bad, where lines are for a terminal that shows colours.
 func paint(line string) string {

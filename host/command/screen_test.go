@@ -3,6 +3,7 @@ package command
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
@@ -10,9 +11,11 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/lmittmann/tint"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -50,6 +53,38 @@ func TestScreen(t *testing.T) {
 }
 
 // What is bad is red on a terminal, unless NO_COLOR is set.
+// TestNamesOfOthersAreSeen: the names of engines, models and roots, and what peers say, neither command a terminal nor make lines of their own.
+func TestNamesOfOthersAreSeen(t *testing.T) {
+	const evil = "\x1b[31mPWN\x07\x1b]0;title\x07\nRUN  rm\t-rf\u202e\u009b2J"
+	now := &proto.StatusResponse{Version: evil, NotReady: []string{evil}, Uptime: durationpb.New(time.Second),
+		Roots:       []*proto.RootStatus{{Path: evil, Reason: evil, State: proto.RootState_ROOT_STATE_OUT}},
+		Peers:       []*proto.PeerStatus{{Name: evil, Address: evil, State: evil, Reason: evil}},
+		Usage:       []*proto.UsageStatus{{Model: evil}},
+		SessionList: []*proto.SessionStatus{{Engine: evil, Role: evil, Model: evil, Since: timestamppb.Now()}},
+	}
+	text := drawScreen(now, now)
+	for _, r := range text {
+		if r != '\n' && r != '\t' && !unicode.IsPrint(r) {
+			t.Fatalf("%U is shown in %q", r, text)
+		}
+	}
+	if strings.Contains(text, "\nRUN") || !strings.Contains(text, `\u001b[31mPWN\u0007`) {
+		t.Errorf("the screen is %q, want each name on one line, with what is not seen as numbers", text)
+	}
+	var log strings.Builder
+	for _, h := range []slog.Handler{slog.NewJSONHandler(&log, &slog.HandlerOptions{ReplaceAttr: asText}), tint.NewTextHandler(&log, &tint.Options{ReplaceAttr: asText, NoColor: true})} {
+		slog.New(h).Warn("a peer has gone", "peer", evil, "error", errors.New(evil))
+	}
+	for _, r := range log.String() {
+		if r != '\n' && !unicode.IsPrint(r) {
+			t.Errorf("%U is in the log %q", r, log.String())
+		}
+	}
+	if n := strings.Count(log.String(), "\n"); n != 2 {
+		t.Errorf("two lines of the log have become %d: %q", n, log.String())
+	}
+}
+
 func TestBadLinesAreRed(t *testing.T) {
 	t.Setenv("TERM", "xterm")
 	t.Setenv("NO_COLOR", "")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -185,9 +184,9 @@ func simulate[O interface{ WriteTable(io.Writer) error }](f *simFlags, accesses 
 	case err != nil || f.step != nil:
 		return err
 	case f.asJSON:
-		return writeJSON(os.Stdout, results(o))
+		return writeJSON(stdout, results(o))
 	}
-	return o.WriteTable(os.Stdout)
+	return o.WriteTable(stdout)
 }
 
 func openSimPolicy(ctx context.Context, text string, opt policy.Options, roles ...abi.Role) (*sim.Policy, error) {

@@ -46,11 +46,11 @@ document as GET /status, at once.`,
 				return err
 			}
 			for line := range strings.Lines(drawScreen(before, now)) {
-				line = strings.TrimSuffix(line, "\n")
+				line, out := strings.TrimSuffix(line, "\n"), cmd.OutOrStdout()
 				if term.IsTerminal(int(os.Stdout.Fd())) {
-					line = paint(line)
+					line, out = paint(line), os.Stdout // which shows the colour
 				}
-				if _, err := fmt.Fprintln(cmd.OutOrStdout(), line); err != nil {
+				if _, err := fmt.Fprintln(out, line); err != nil {
 					return err
 				}
 			}

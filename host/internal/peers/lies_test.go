@@ -1,7 +1,12 @@
 package peers
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
 	"math"
+	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // TestLiesOfALease: what a peer says of a lease is bounded by the namespace and the protocol. It is refused, and the peer named, at once.
@@ -147,5 +153,120 @@ func TestCanceledLeases(t *testing.T) {
 	}
 	if s := r.peers.Stats()[0]; s.State != Alone || s.Asks != mostFailures {
 		t.Errorf("it is %s after %d asks, want %s after %d", s.State, s.Asks, Alone, mostFailures)
+	}
+}
+
+// liar answers as the protocol lets it, and not as it should: by its seed.
+func liar(seed uint64) *fake {
+	var mu sync.Mutex
+	random := rand.New(rand.NewPCG(seed, 0))
+	draw := func(n int) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return random.IntN(n)
+	}
+	fails := func() error {
+		time.Sleep(time.Duration(draw(30)) * time.Millisecond)
+		return status.Error(codes.Code(1+draw(16)), "\x1b[31mno\n")
+	}
+	honest := lend(pieceBytes)
+	f := &fake{id: 9, renew: func(*proto.RenewRequest) (*proto.RenewResponse, error) {
+		return &proto.RenewResponse{Time: &durationpb.Duration{Seconds: int64(draw(1<<40)) - 1<<39}}, nil
+	}}
+	f.lease = func(q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+		m, err := honest(q)
+		e := m.Entries[draw(len(m.Entries))]
+		switch draw(9) {
+		case 0:
+			return nil, fails()
+		case 1:
+			e.Bytes[0] = 1 << draw(64)
+		case 2:
+			e.Index = uint32(draw(1 << 20))
+		case 3:
+			m.Time = &durationpb.Duration{Seconds: int64(draw(1<<40)) - 1<<39}
+		case 4:
+			m.Entries, m.Busy = nil, true
+		case 5:
+			m.Entries = nil
+		case 6:
+			e.Bytes = append(e.Bytes, e.Bytes...)
+		}
+		return m, err
+	}
+	f.fetch = func(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
+		switch n := q.GetBytes(); draw(5) {
+		case 0:
+			return fails()
+		case 1:
+			return st.Send(&proto.FetchResponse{Data: bytes.Repeat([]byte{9}, int(n))}) // others' bytes
+		case 2:
+			return st.Send(&proto.FetchResponse{Data: make([]byte, 2*n)})
+		case 3:
+			return st.Send(&proto.FetchResponse{Data: make([]byte, n/2)})
+		}
+		return st.Send(&proto.FetchResponse{})
+	}
+	return f
+}
+
+// TestLiars: whatever a liar answers, what an honest peer has is found and read, no lookup takes longer than the deadline, nothing stays borrowed, and
+// the liar is left alone within ten failures.
+func TestLiars(t *testing.T) {
+	const chunks, deadline = 200, 250 * time.Millisecond
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			good := []byte{1}
+			honest := &fake{id: 8, lease: lend(pieceBytes), fetch: func(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
+				return st.Send(&proto.FetchResponse{Data: bytes.Repeat(good, int(q.GetBytes()))})
+			}}
+			for n := range byte(chunks) {
+				if n%2 == 0 {
+					honest.has = append(honest.has, kv.Fingerprint(space().Digest(), 0, key(n)))
+				}
+			}
+			all := make([]byte, chunks)
+			for n := range all {
+				all[n] = byte(n)
+			}
+			r := newRigWith(t, liar(seed), Config{Hosts: []string{honest.serve(t)}, Deadline: deadline}, all...)
+			found, lied, longest := 0, uint64(0), time.Duration(0)
+			for n := range byte(chunks) {
+				since := time.Now()
+				hits := r.look(key(n))
+				longest = max(longest, time.Since(since))
+				came := false
+				for _, name := range r.peers.fs.names() {
+					p := r.peers.fs.piece(name)
+					if p == nil || p.print != kv.Fingerprint(space().Digest(), 0, key(n)) {
+						continue
+					}
+					b := make([]byte, pageBytes)
+					if err := p.read(b, 0); err != nil {
+						if !errors.Is(err, ErrAway) { // as the store does
+							r.peers.Blame(name, err)
+						}
+					} else if came = b[0] == good[0] && b[pageBytes-1] == good[0]; !came {
+						r.peers.Blame(name, errors.New("wrong bytes"))
+					}
+				}
+				if came && hits == 1 {
+					found++
+				}
+			}
+			for _, s := range r.peers.Stats() {
+				lied = max(lied, s.Failures+s.Blamed)
+			}
+			t.Logf("%d of %d found, the longest lookup took %s, %d failures", found, chunks/2, longest, lied)
+			if found < chunks/2*9/10 {
+				t.Errorf("%d of the honest peer's %d were found, want at least nine tenths", found, chunks/2)
+			}
+			if longest > 2*deadline {
+				t.Errorf("a lookup took %s, want at most the deadline of %s", longest, deadline)
+			}
+			if lied > 10 {
+				t.Errorf("%d failures, want it left alone within ten", lied)
+			}
+		})
 	}
 }

@@ -2,6 +2,7 @@ package peers
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -47,10 +48,11 @@ type fake struct {
 	given atomic.Int64
 	hangs atomic.Bool // it answers no Return
 	renew func(*proto.RenewRequest) (*proto.RenewResponse, error)
+	id    byte // of its host; 0: 7
 }
 
 func (f *fake) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
-	m := &proto.ResidentsResponse{Host: bytes.Repeat([]byte{7}, 16), Whole: true, Nixl: f.nixl}
+	m := &proto.ResidentsResponse{Host: bytes.Repeat([]byte{cmp.Or(f.id, 7)}, 16), Whole: true, Nixl: f.nixl}
 	if f.offer != nil {
 		m.Turnover = new(uint64(1 << 40))
 	}
@@ -128,7 +130,7 @@ func newRigWith(t *testing.T, f *fake, c Config, hosts ...byte) *rig {
 		f.has = append(f.has, kv.Fingerprint(ns.Digest(), 0, key(n)))
 	}
 	r := &rig{T: t}
-	c.Hosts, c.Deadline = []string{f.serve(t)}, time.Minute
+	c.Hosts, c.Deadline = append(c.Hosts, f.serve(t)), cmp.Or(c.Deadline, time.Minute)
 	var err error
 	r.peers, err = New(c)
 	testenv.OK(t, err)
@@ -142,7 +144,7 @@ func newRigWith(t *testing.T, f *fake, c Config, hosts ...byte) *rig {
 	r.peers.Start(r.store)
 	r.await("the peer is here", func() bool {
 		list := r.peers.all()
-		return len(list) == 1 && list[0].is(Here)
+		return len(list) == len(c.Hosts) && !slices.ContainsFunc(list, func(x *peer) bool { return !x.is(Here) })
 	})
 	r.peer = r.peers.all()[0]
 	return r

@@ -2,11 +2,11 @@ package server
 
 import (
 	"strconv"
-	"strings"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kvhost/kvhost/host/internal/plain"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
@@ -22,8 +22,8 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	}
 	for _, f := range []struct{ field, value string }{{"engine", m.GetEngine()}, {"role", m.GetRole()},
 		{"device_uuid", m.GetDeviceUuid()}} {
-		if len(f.value) > maxName || !utf8.ValidString(f.value) || strings.ContainsAny(f.value, "\x00\r\n") {
-			return invalid(f.field, "not a name of at most %d bytes in one line", maxName)
+		if len(f.value) > maxName || !utf8.ValidString(f.value) || plain.Line(f.value) != f.value {
+			return invalid(f.field, "not a name of at most %d bytes in one line of characters that are seen", maxName)
 		}
 	}
 	if m.GetEngine() == "" {
@@ -32,6 +32,9 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	ns, err := m.GetNamespace().ToNamespace()
 	if err != nil {
 		return invalid("namespace", "%v", err)
+	}
+	if plain.Line(ns.Model) != ns.Model {
+		return invalid("namespace.model", "not a name in one line of characters that are seen")
 	}
 	if diff := x.cfg.Pins.Diff(ns); diff != "" {
 		return faultf(proto.Code_CODE_DISAGREEMENT, "namespace", "%s", diff)

@@ -1,0 +1,64 @@
+// Package plain makes text of others safe to show. Names of models, engines and paths, and what servers, peers and clients say, reach the
+// terminal of an operator, who must not obey it: ESC, OSC and bell, and what changes the direction of a line.
+package plain
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// Text is a text on lines of its own: controls but tabs and line ends, and all else that is not seen, are written as in JSON, in which it is
+// the same text.
+func Text(s string) string {
+	if strings.IndexFunc(s, hidden) < 0 && utf8.ValidString(s) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		switch hi, lo := utf16.EncodeRune(r); {
+		case !hidden(r):
+			b.WriteRune(r)
+		case hi != unicode.ReplacementChar:
+			fmt.Fprintf(&b, `\u%04x\u%04x`, hi, lo)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
+}
+
+// Line is Text on one line.
+func Line(s string) string {
+	return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(Text(s))
+}
+
+func hidden(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }
+
+// Writer writes as Text does.
+func Writer(w io.Writer) io.Writer { return &writer{to: w} }
+
+type writer struct {
+	to   io.Writer
+	part []byte // of a character
+}
+
+// Write implements [io.Writer].
+func (w *writer) Write(p []byte) (int, error) {
+	b := append(w.part, p...)
+	end := len(b)
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		if utf8.RuneStart(b[len(b)-n]) {
+			if !utf8.FullRune(b[len(b)-n:]) {
+				end = len(b) - n
+			}
+			break
+		}
+	}
+	w.part = append([]byte(nil), b[end:]...)
+	_, err := io.WriteString(w.to, Text(string(b[:end])))
+	return len(p), err
+}
