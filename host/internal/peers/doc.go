@@ -27,7 +27,7 @@
 //   - One that is offered an entry and does not answer costs a worker of the moves [offerTime], and one that offers what it does not send the same.
 //     Neither a store nor a load waits for it. What is offered in its name from another address is no fault of that peer.
 //   - One that says what cannot be, such as a piece larger than twice what the namespace's geometry gives, or a lease of no time, is blamed at once.
-//   - One that sends no bytes costs the load, and the entry is a miss. A CANCELED of its own is a failure as any other. Answers to asks do not
+//   - One that sends no bytes costs the load, and where it says so the entry is a miss. A CANCELED of its own is a failure as any other. Answers to asks do not
 //     make up for reads.
 //   - One that lends nothing for long is asked less and less often: from [firstRest] to [longestRest].
 //   - One that sends more than it was asked for is cut off. Fingerprints beyond [mostTable] bytes are not kept, and the last quarter of

@@ -524,9 +524,14 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 			x.worked(reading)
 			return
 		}
+		_, answered := status.FromError(err)
+		answered = answered && status.Code(err) != codes.Unavailable
 		var held staging.Held // it says the cause itself
-		if cause := context.Cause(ctx); cause != nil && x.run.Err() == nil && !errors.As(err, &held) {
-			err = cause
+		if cause := context.Cause(ctx); cause != nil && x.run.Err() == nil {
+			answered = false
+			if !errors.As(err, &held) {
+				err = cause
+			}
 		}
 		if !errors.Is(err, ErrMessage) {
 			err = fmt.Errorf("%w: %s: %w", ErrAway, x.addr, err)
@@ -534,7 +539,9 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 		offered := p.loan.lasts == 0 // which is over before long
 		if !p.loan.hearsay && (!offered || status.Code(err) != codes.NotFound) {
 			x.failed(reading, err)
-			x.owner.work.Go(func() { x.missed(p) }) // who reads holds the entry
+			if answered { // one that is silent for a while has its entries when it goes on, and does not tell of them again
+				x.owner.work.Go(func() { x.missed(p) }) // who reads holds the entry
+			}
 		}
 	}()
 	if did, err := p.readByNIXL(ctx, dst, off, func() { idle.Reset(patience) }); did {
