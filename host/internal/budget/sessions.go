@@ -85,10 +85,14 @@ const (
 	partPieces
 )
 
-// Parts of the memory of connections, besides what arrives.
+// Parts of the memory of connections.
 const (
-	partEvents  = 1 // streams of events
-	partAnswers = 2 // that are not written yet
+	partArriving = iota
+	partEvents   // streams of events, or calls of other hosts
+	partAnswers  // that are not written yet
+	partLines    // connections of other hosts themselves
+
+	partCalls = partEvents
 )
 
 // Parts of the memory.
@@ -147,6 +151,21 @@ func (h *Holder) StreamOver() { h.Give(partEvents, streamBytes) }
 func (h *Holder) Answer(bytes int64) error { return h.Take(partAnswers, bytes) }
 
 func (h *Holder) AnswerOver(bytes int64) { h.Give(partAnswers, bytes) }
+
+// Arrive takes the memory of what has come, and that no handler has read.
+func (h *Holder) Arrive(bytes int64) error { return h.Take(partArriving, bytes) }
+
+func (h *Holder) ArriveOver(bytes int64) { h.Give(partArriving, bytes) }
+
+// Call takes the memory of a call of another host, or says why the connection may not have one more.
+func (h *Holder) Call(bytes int64) error { return h.Take(partCalls, bytes) }
+
+func (h *Holder) CallOver(bytes int64) { h.Give(partCalls, bytes) }
+
+// Line takes the memory of another host's connection itself.
+func (h *Holder) Line(bytes int64) error { return h.Take(partLines, bytes) }
+
+func (h *Holder) LineOver(bytes int64) { h.Give(partLines, bytes) }
 
 // openFiles is how many files the process may have open. Sessions have 7 of 32 of them (OfDescriptors), their connections 4
 // (OfArriving), and those of the descriptor socket and of HTTP one each (newConnections). More than half is for the store, which

@@ -35,13 +35,6 @@ const (
 	handshakeTime = 5 * time.Second
 )
 
-// Parts of the memory of a connection.
-const (
-	partCalls   = 1
-	partAnswers = 2
-	partLines   = 3
-)
-
 // Memory is how much of a host's memory callers may have it hold.
 func Memory(limit int64) int64 { return max(leastMemory, min(limit/8, mostMemory)) }
 
@@ -130,7 +123,7 @@ func (l *lending) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error
 	give := func() { l.shares.give(who, lines, 1); l.room.tell() }
 	holder, err := l.memory.Join(who.id, l.tenant(who))
 	if err == nil {
-		if err = holder.Take(partLines, lineBytes); err != nil {
+		if err = holder.Line(lineBytes); err != nil {
 			holder.Leave()
 		}
 	}
@@ -142,7 +135,7 @@ func (l *lending) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error
 		l.count.refused.Add(1)
 		l.owner.cfg.Log.Warn("a connection of a peer is closed: it takes more than its share", "peer", who.id, "error", err)
 	}
-	return &line{arrivals.New(c, holder, callBytes, refused), info, who, sync.OnceFunc(func() { holder.Give(partLines, lineBytes); give() })}, nil
+	return &line{arrivals.New(c, holder, callBytes, refused), info, who, sync.OnceFunc(func() { holder.LineOver(lineBytes); give() })}, nil
 }
 
 // tenant numbers who shares memory: each peer of the configuration has a number, and others have one together.
@@ -223,10 +216,10 @@ func (l *lending) charge(ctx context.Context, m any) (any, error) {
 		return m, nil
 	}
 	n := bufferFor(protobuf.Size(msg))
-	if err := holder.Take(partAnswers, int64(n)); err != nil {
+	if err := holder.Answer(int64(n)); err != nil {
 		return nil, status.Error(codes.ResourceExhausted, "answers are not read")
 	}
-	return &charged{Message: msg, buffer: n, over: sync.OnceFunc(func() { holder.Give(partAnswers, int64(n)); l.room.tell() })}, nil
+	return &charged{Message: msg, buffer: n, over: sync.OnceFunc(func() { holder.AnswerOver(int64(n)); l.room.tell() })}, nil
 }
 
 // holderOf is the memory of a call's connection.

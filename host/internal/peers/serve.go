@@ -152,10 +152,10 @@ func (l *lending) lease(n uint64) *lent {
 func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) (err error) {
 	st0, ctx := s.owner.store, st.Context()
 	if holder := holderOf(ctx); holder != nil {
-		if err := holder.Take(partCalls, streamBytes); err != nil {
+		if err := holder.Call(streamBytes); err != nil {
 			return status.Error(codes.ResourceExhausted, "it has as many streams as it may")
 		}
-		defer holder.Give(partCalls, streamBytes)
+		defer holder.CallOver(streamBytes)
 	}
 	log := st0.Changes()
 	if !st0.Lends() {

@@ -16,9 +16,6 @@ const (
 	perFrame   = 512
 )
 
-// partCalls is the part of the budget that calls are charged to.
-const partCalls = 1
-
 // whole is what a message takes once all of it is there: at least as much as it took while it came.
 func whole(size int64) int64 { return size + size*frameBytes/perFrame + (fewFrames+1)*frameBytes }
 
@@ -169,7 +166,7 @@ func (c *arrival) end() error {
 	case c.in.kind() == kindHeaders && c.in.stream() > c.last:
 		c.last = c.in.stream()
 		if c.call > 0 && !c.closed {
-			if err := c.holder.Take(partCalls, c.call); err != nil {
+			if err := c.holder.Call(c.call); err != nil {
 				return err
 			}
 		}
@@ -182,7 +179,7 @@ func (c *arrival) take(m *message, n int64) error {
 	if n == 0 || c.closed {
 		return nil
 	}
-	if err := c.holder.Take(0, n); err != nil {
+	if err := c.holder.Arrive(n); err != nil {
 		return err
 	}
 	m.charged += n
@@ -191,7 +188,7 @@ func (c *arrival) take(m *message, n int64) error {
 
 func (c *arrival) give(n int64) {
 	if n > 0 && !c.closed {
-		c.holder.Give(0, n)
+		c.holder.ArriveOver(n)
 	}
 }
 
@@ -252,7 +249,7 @@ func (c *Conn) Answer(size int64) error {
 // over notes the end of a stream. The mutex is held.
 func (c *Conn) over(stream uint32) {
 	if _, is := c.open[stream]; is && c.call > 0 && !c.closed {
-		c.holder.Give(partCalls, c.call)
+		c.holder.CallOver(c.call)
 	}
 	delete(c.open, stream)
 	c.settle()
@@ -309,7 +306,7 @@ func (c *Conn) Close() error {
 			(*arrival)(c).give(m.charged)
 		}
 		if c.call > 0 {
-			c.holder.Give(partCalls, c.call*int64(len(c.open)))
+			c.holder.CallOver(c.call * int64(len(c.open)))
 		}
 		clear(c.open)
 		c.settle()
