@@ -25,10 +25,13 @@ type certificate struct {
 // certificates reads all that a configuration names. Who uses a file says why it cannot be read.
 func certificates(c *config.Config) (list []certificate) {
 	add := func(setting, file string, bundle bool) {
+		if file == "" {
+			return
+		}
 		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
 		defer stop()
 		text, err := regular.ReadFile(ctx, file, 1<<20)
-		if file == "" || err != nil {
+		if err != nil {
 			return
 		}
 		found := certificate{setting: setting, file: file}

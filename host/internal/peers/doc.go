@@ -27,13 +27,14 @@
 //   - One that is offered an entry and does not answer costs a worker of the moves [offerTime], and one that offers what it does not send the same.
 //     Neither a store nor a load waits for it. What is offered in its name from another address is no fault of that peer.
 //   - One that says what cannot be, such as a piece larger than twice what the namespace's geometry gives, or a lease of no time, is blamed at once.
-//   - One that sends no bytes costs the load, and where it says so the entry is a miss. A CANCELED of its own is a failure as any other. Answers to asks do not
-//     make up for reads.
+//   - One that sends no bytes costs the load, and where it says so the entry is a miss. A CANCELED of its own is a failure as any other.
+//     Answers to asks do not make up for reads.
 //   - One that lends nothing for long is asked less and less often: from [firstRest] to [longestRest].
 //   - One that sends more than it was asked for is cut off. Fingerprints beyond [mostTable] bytes are not kept, and the last quarter of
 //     them is not for a peer that has told more than the others.
 //
 // Each side moves at most so many bytes a second. The serving side holds at most [mostLent] leases of [mostLentKeys] keys together, of
-// which a caller has at most as many as it leaves ([shares]), and pins at most half of a root. What callers have it hold is charged to their connections. What is more is refused before it is promised, and the caller keeps what it knows. A
-// loan that is in use when half of its time is over is renewed. A connection ends when nothing that counts has signed its certificate.
+// which a caller has at most as many as it leaves ([shares]), and pins at most half of a root. Connections are charged for the memory that
+// they have it hold. A request for more is refused before anything is promised, and the caller keeps what it knows. A loan that is in use
+// when half of its time is over is renewed. A connection ends when nothing that counts has signed its certificate.
 package peers

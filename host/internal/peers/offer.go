@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"net"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -138,8 +137,7 @@ func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.Offer
 		return &proto.OfferResponse{}, nil
 	}
 	l := &loan{peer: x, lease: q.GetLease(), namespace: kv.Digest(q.GetNamespaceDigest()), group: q.GetGroup()}
-	host, _, _ := net.SplitHostPort(x.addr)
-	l.hearsay = addressOf(ctx) != host
+	l.hearsay = addressOf(ctx) != hostOf(x.addr)
 	ctx, stop := context.WithTimeout(ctx, s.owner.patience/2) // who hears nothing takes this host for one that is dead
 	defer stop()
 	took := s.owner.store.Take(ctx, l.namespace, &store.Loan{Group: l.group, Tenant: q.GetTenant(), Ranks: q.GetRanks(),

@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -383,7 +382,7 @@ func (x *peer) tidy(now time.Time) {
 	x.mu.Lock()
 	chain := x.chain
 	x.mu.Unlock()
-	if host, _, _ := net.SplitHostPort(x.name); chain != nil && x.owner.id.verify(chain, host) != nil {
+	if chain != nil && x.owner.id.verify(chain, hostOf(x.name)) != nil {
 		x.hangUp()
 	}
 	x.mu.Lock()
@@ -524,14 +523,12 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 			x.worked(reading)
 			return
 		}
-		_, answered := status.FromError(err)
-		answered = answered && status.Code(err) != codes.Unavailable
+		cause := context.Cause(ctx)
+		_, refused := status.FromError(err) // by the peer itself
+		refused = refused && cause == nil && status.Code(err) != codes.Unavailable
 		var held staging.Held // it says the cause itself
-		if cause := context.Cause(ctx); cause != nil && x.run.Err() == nil {
-			answered = false
-			if !errors.As(err, &held) {
-				err = cause
-			}
+		if cause != nil && x.run.Err() == nil && !errors.As(err, &held) {
+			err = cause
 		}
 		if !errors.Is(err, ErrMessage) {
 			err = fmt.Errorf("%w: %s: %w", ErrAway, x.addr, err)
@@ -539,7 +536,7 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 		offered := p.loan.lasts == 0 // which is over before long
 		if !p.loan.hearsay && (!offered || status.Code(err) != codes.NotFound) {
 			x.failed(reading, err)
-			if answered { // one that is silent for a while has its entries when it goes on, and does not tell of them again
+			if refused { // one that is silent for a while has its entries when it goes on, and does not tell of them again
 				x.owner.work.Go(func() { x.missed(p) }) // who reads holds the entry
 			}
 		}

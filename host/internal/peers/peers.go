@@ -230,8 +230,7 @@ func (p *Peers) settle() {
 	}
 	known := map[string]bool{}
 	for at := range p.peers {
-		host, _, _ := net.SplitHostPort(at)
-		known[host] = true
+		known[hostOf(at)] = true
 	}
 	if p.addresses.Store(&known); p.lending != nil {
 		p.lending.shares.expect(len(known))

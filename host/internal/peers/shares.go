@@ -115,13 +115,14 @@ func (s *shares) expect(peers int) {
 // addressOf is where a call comes from.
 func addressOf(ctx context.Context) string {
 	if p, ok := grpcpeer.FromContext(ctx); ok {
-		return hostOf(p.Addr)
+		return hostOf(p.Addr.String())
 	}
 	return ""
 }
 
-func hostOf(at net.Addr) string {
-	host, _, _ := net.SplitHostPort(at.String())
+// hostOf is an address without its port; empty: it has none.
+func hostOf(address string) string {
+	host, _, _ := net.SplitHostPort(address)
 	return host
 }
 
@@ -154,7 +155,7 @@ func (p *Peers) callerOf(ctx context.Context) caller {
 
 // callerAt is who has a connection, of which it has shown so much.
 func (p *Peers) callerAt(at net.Addr, info credentials.AuthInfo) caller {
-	host := hostOf(at)
+	host := hostOf(at.String())
 	if known := p.addresses.Load(); known != nil && (*known)[host] {
 		return caller{host, true}
 	}

@@ -33,8 +33,10 @@ func Text(s string) string {
 
 // Line is Text on one line.
 func Line(s string) string {
-	return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(Text(s))
+	return oneLine.Replace(Text(s))
 }
+
+var oneLine = strings.NewReplacer("\n", `\n`, "\t", `\t`)
 
 func hidden(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }
 

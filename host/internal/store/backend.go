@@ -376,9 +376,9 @@ type sight struct {
 	allocated int64
 }
 
-// Found enters a piece that a scan has met. It may have gone since its header was read, which is looked at where its entry was removed; and while the others do not
-// count on this host it may go at any time, without its knowledge. One that cannot be entered now is in the account all
-// the same, because this host may be the evictor next: no record tells it of the piece again.
+// Found enters a piece that a scan has met. It may have gone since its header was read, which is looked at where its entry was
+// removed; and while the others do not count on this host it may go at any time, without its knowledge. One that cannot be entered
+// now is in the account all the same, because this host may be the evictor next: no record tells it of the piece again.
 func (r judge) Found(
 	_ *scan, rel, _ string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
 ) {

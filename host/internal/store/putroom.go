@@ -87,7 +87,9 @@ func (s *Store) has(p *Put) bool {
 func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 	r.Lock()
 	defer r.Unlock()
-	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.q.Key, p.q.Rank, p.q.copy != nil, func() error { return r.owner.mayEnter(p.class, &p.q.Key, p.mark.Fingerprint) })
+	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.q.Key, p.q.Rank, p.q.copy != nil, func() error {
+		return r.owner.mayEnter(p.class, &p.q.Key, p.mark.Fingerprint)
+	})
 	if err != nil || slot == index.None {
 		return false, err
 	}
