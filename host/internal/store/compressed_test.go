@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/codec"
+	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
@@ -528,6 +531,57 @@ func TestStoredAgainInAnotherSize(t *testing.T) {
 			equal(t, "Orphaned", f.store.Stats().Roots[0].Orphaned, 0)
 			r.drop(f.markOf(0), 0)
 			check("it goes", 0)
+		})
+	}
+}
+
+// TestCopyIsOneRunOfMemory: a piece that is copied to memory lies there as one that was stored there does, in one run: a GPU takes each run
+// by itself. So it is with what is copied as it is, decoded or compressed on the way, and with several copies at a time.
+func TestCopyIsOneRunOfMemory(t *testing.T) {
+	for _, c := range []struct {
+		name                      string
+		farCompressed, compressed bool
+	}{{"as it is", false, false}, {"decoded", true, false}, {"compressed on the way", false, true}, {"compressed as it is", true, true}} {
+		t.Run(c.name, func(t *testing.T) {
+			memory, err := memfs.New(16<<20, slog.New(slog.DiscardHandler))
+			must(t, err)
+			t.Cleanup(func() { memory.Close() })
+			f := compressing(t, t.TempDir(), func(cfg *Config) {
+				far := cfg.Roots[0]
+				far.Level, far.Compressed = 1, c.farCompressed
+				cfg.Roots = []RootConfig{{
+					Path: "memory:", Medium: Medium{FS: memory, Traits: Memory}, ForPieces: true, Capacity: 16 << 20, MaxEntries: 64, Compressed: c.compressed,
+				}, far}
+			})
+			f.takeOut(0)
+			for n := range uint64(4) {
+				must(t, f.storeHalf(n))
+			}
+			must(t, f.store.Maintain(t.Context(), 0, Probe))
+			l := f.lookup(upTo(4)...)
+			l.Release()
+			f.settle()
+			for n := range uint64(4) {
+				head, root := f.readHalf(n)
+				equal(t, "root of a copy", root, "memory:")
+				equal(t, "a copy is compressed", head.Compressed, c.compressed)
+				l := f.lookup(n)
+				p, err := l.Open(0, 0)
+				must(t, err)
+				runs, err := staging.MemoryOf(p.File(), p.Size())
+				must(t, err)
+				equal(t, "runs of memory", len(runs), 1)
+				p.Close()
+				l.Release()
+			}
+			f.settle()
+			bytes := int64(0)
+			must(t, staging.Walk(t.Context(), memory, "memory:", "none", 1, func(rel string, _ fs.DirEntry) {
+				info, err := memory.Stat("memory:/" + rel)
+				must(t, err)
+				bytes += info.Allocated
+			}, func(string, error) {}))
+			equal(t, "bytes in the account of memory", f.store.Stats().Roots[0].Used, bytes)
 		})
 	}
 }

@@ -45,7 +45,14 @@ func (t movedTo) Decodes() bool { return t.decodes }
 // Name is the one that the place policy gave the copy.
 func (t movedTo) Name() string { return t.Put.name }
 
-func (t movedTo) Commit(ctx context.Context) error { return t.Publish(ctx) }
+func (t movedTo) Commit(ctx context.Context) error {
+	if t.Compresses() { // the file was made as large as it could become
+		if err := staging.Shrink(t.File, t.size); err != nil {
+			return err
+		}
+	}
+	return t.Publish(ctx)
+}
 
 // Begin implements [moves.Level].
 func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header) (moves.Target, error) {
@@ -68,8 +75,16 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 	}
 	r := put.root
 	decodes := r.cfg.Volatile && !(r.cfg.Compressed && put.class.Namespace.Compression.Keeps(r.meter.gain))
-	if put.size = h.FileBytes(); decodes {
+	switch put.size = h.FileBytes(); {
+	case decodes:
 		put.size = pieceformat.FileBytes(put.class.Plan)
+	case put.Compresses():
+		put.size = put.FileBytes()
+	}
+	// A file in memory that grew part by part would lie in as many runs, and a GPU takes each by itself: it has its memory at once, as that of a store.
+	if _, err := staging.MemoryOf(f, put.size); err != nil {
+		put.Abort(err)
+		return nil, err
 	}
 	return movedTo{f, put, decodes}, nil
 }
