@@ -66,7 +66,7 @@ var keys = []*Key{
 		field: func(c *Config) any { return &c.PolicyDir }},
 	{Name: "policy_cache", Kind: Text, Default: CacheAuto,
 		Help: "Directory for compiled policies: with it a start takes milliseconds instead of a second. kvhost runs " +
-			"what is in it, so it must belong to the host's user and have mode 0700. auto: " +
+			"what is in it, so only the host's user may write to it. auto: " +
 			"$XDG_CACHE_HOME/kvhost, or ~/.cache/kvhost. Empty: off.",
 		field: func(c *Config) any { return &c.PolicyCache }},
 	{Name: "policy_memory", Reload: true, Kind: Size, Default: "0", Unit: "0 for a quarter of the machine's memory",

@@ -240,7 +240,7 @@ func TestCancelledCompilation(t *testing.T) {
 
 func TestCacheMustBePrivate(t *testing.T) {
 	open := t.TempDir()
-	testenv.OK(t, os.Chmod(open, 0o755))
+	testenv.OK(t, os.Chmod(open, 0o775))
 	file := filepath.Join(t.TempDir(), "file")
 	testenv.OK(t, os.WriteFile(file, nil, 0o600))
 	link := filepath.Join(t.TempDir(), "link")
@@ -249,6 +249,11 @@ func TestCacheMustBePrivate(t *testing.T) {
 		if _, err := sandbox.OpenCache(dir); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), says) {
 			t.Errorf("opening a cache in %s: got %v, want %q", dir, err, says)
 		}
+	}
+	readable := t.TempDir() // as other programs of this user make ~/.cache/kvhost
+	testenv.OK(t, os.Chmod(readable, 0o755))
+	if _, err := sandbox.OpenCache(readable); err != nil {
+		t.Errorf("opening a cache that others may read: got %v, want none", err)
 	}
 	if os.Geteuid() == 0 {
 		other := filepath.Join(t.TempDir(), "other")

@@ -181,7 +181,7 @@ func OpenCache(dir string, log *slog.Logger) (*sandbox.Cache, error) {
 	}
 	if err != nil {
 		log.Warn("policy cache unusable; policies are compiled at each start. "+
-			"Set policy_cache to a directory of this user with mode 0700 (CacheDirectory= in systemd)", "error", err)
+			"Set policy_cache to a directory that this user alone may write to (CacheDirectory= in systemd)", "error", err)
 		return sandbox.OpenCache("")
 	}
 	return cache, nil

@@ -55,7 +55,8 @@ class Known:
         """What files with these samples are called."""
         mine = _stamp(files)
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for d in (self._directory.parent, self._directory):  # mode is of the last alone
+                d.mkdir(mode=0o700, parents=True, exist_ok=True)
             first = self._claim(samples, mine, files)
         except OSError as e:
             log.info("kvhost: whole files of weights are not remembered: %s", e)

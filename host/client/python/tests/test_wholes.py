@@ -188,3 +188,16 @@ def test_small_models_are_read_whole(machine: Machine, monkeypatch: pytest.Monke
     machine.copy("model", "edited")
     machine.edit("edited")
     assert machine.name("edited") != machine.name("model") and not machine.known.exists()
+
+
+def test_no_one_else_writes_what_is_remembered(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory above it has compiled policies, too, which a host runs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(machine.folder / "cache"))
+    before = os.umask(0o002)
+    try:
+        Known().settle("s", machine.files("model"))
+        machine.settled()
+    finally:
+        os.umask(before)
+    modes = {str(d.relative_to(machine.folder)): oct(d.stat().st_mode & 0o777) for d in (machine.folder / "cache" / "kvhost").glob("**/")}
+    assert modes == {"cache/kvhost": "0o700", "cache/kvhost/weights": "0o700"}

@@ -41,8 +41,8 @@ func CacheDir() string {
 }
 
 // OpenCache opens a cache in a directory, which it makes with mode 0700 if missing. With an empty dir it stores
-// nothing. The directory's content is run as code, so it must belong to this user alone: anything else is an
-// [ErrCache].
+// nothing. The directory's content is run as code, so it must belong to this user, and others may not write to it: anything else is
+// an [ErrCache].
 func OpenCache(dir string) (*Cache, error) {
 	if dir == "" {
 		return &Cache{}, nil
@@ -72,8 +72,8 @@ func private(dir string) error {
 	if st, ok := info.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
 		return fmt.Errorf("%w: %s belongs to another user, who could have this one run anything", ErrCache, dir)
 	}
-	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return fmt.Errorf("%w: %s has mode %#o: others could have this user run anything; chmod 700 it", ErrCache, dir, mode)
+	if mode := info.Mode().Perm(); mode&0o022 != 0 {
+		return fmt.Errorf("%w: %s has mode %#o: others may write to it, and could have this user run anything; chmod 700 it", ErrCache, dir, mode)
 	}
 	return nil
 }
