@@ -202,7 +202,7 @@ func TestPeerWithAnotherLayout(t *testing.T) {
 func TestPrivateTenantsOfPeers(t *testing.T) {
 	private := func(hosts ...string) *config.Config {
 		c := among(t, hosts...)
-		c.Tenants = []config.Tenant{{First: 7, Last: 8, Private: true}}
+		c.Tenants = []config.Tenant{{TenantIDs: config.TenantIDs{First: 7, Last: 8}, Private: true}}
 		return c
 	}
 	dial := func(h *host.Host, tenant uint32) *hosttest.Client {

@@ -25,7 +25,7 @@ func (s *settings) addTo(cmd *cobra.Command) {
 	s.flag(f, "policy", "module",
 		"policy module, a .wasm file or the name of an embedded one; repeatable, one per role")
 	for _, k := range config.Keys() {
-		usage, hidden := k.Usage(), true
+		usage, hidden := k.Help, true
 		if slices.Contains(everyday, k.Path()) {
 			usage, hidden = firstSentence(k), false
 		}
@@ -85,5 +85,5 @@ func kindName(k config.Kind) string {
 	case config.Flag:
 		return "bool"
 	}
-	return k.String()
+	return string(k)
 }

@@ -11,8 +11,8 @@ import (
 
 // Compression is how the chunks of some namespaces are stored.
 type Compression struct {
-	Namespaces []string // patterns as of [kv.ParsePattern]; any of them
-	Mode       string   // CompressionOff, CompressionAuto or CompressionHuffman
+	Namespaces []string `toml:"namespaces,omitempty"` // patterns as of [kv.ParsePattern]; any of them
+	Mode       string   `toml:"mode"`                 // CompressionOff, CompressionAuto or CompressionHuffman
 }
 
 func (c *Config) validateCompression(bad func(path, format string, args ...any)) {

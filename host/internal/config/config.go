@@ -3,63 +3,68 @@ package config
 import (
 	"maps"
 	"slices"
+	"sync"
 	"time"
 )
 
+// Config is all that can be set: see [Key] for the tags.
 type Config struct {
-	Socket string
+	Socket string `toml:"socket"`
 	// SocketUsers and SocketGroups are numbers, separated by commas: see [IDs].
-	SocketUsers, SocketGroups string
+	SocketUsers  string `toml:"socket_users"`
+	SocketGroups string `toml:"socket_groups"`
 
-	PolicyDir string
+	PolicyDir string `toml:"policy_dir" reload:"yes"`
 	// PolicyCache is a directory for compiled policies; empty is off, CacheAuto the user's own.
-	PolicyCache string
+	PolicyCache string `toml:"policy_cache"`
 	// PolicyMemory bounds the memory of all policies' instances; 0 for a quarter of the machine's.
-	PolicyMemory int64
+	PolicyMemory int64 `toml:"policy_memory" is:"size" reload:"yes"`
 	// MaxMemory bounds staging and what clients make the host hold; 0 for half of the machine's memory.
-	MaxMemory int64
+	MaxMemory int64 `toml:"max_memory" is:"size"`
 
-	PolicyCompile PolicyCompile
+	PolicyCompile PolicyCompile `toml:"policy_compile"`
+	Log           Log           `toml:"log"`
+	HTTP          HTTP          `toml:"http"`
+	OTLP          OTLP          `toml:"otlp"`
+	Store         Store         `toml:"store"`
+	Move          Move          `toml:"move"`
+	Engine        Engine        `toml:"engine"`
+	GDS           GDS           `toml:"gds"`
+	Session       Session       `toml:"session"`
+	Peers         Peers         `toml:"peers"`
 
-	Log      Log
-	HTTP     HTTP
-	OTLP     OTLP
-	Policies []Policy
-	Roots    []Root
-	Tenants  []Tenant
-	Expiries []Expiry
+	Policies []Policy `toml:"policy" reload:"yes"`
+	Roots    []Root   `toml:"root"`
+	Tenants  []Tenant `toml:"tenant" reload:"yes"`
+	Expiries []Expiry `toml:"expiry"`
 	// Compressions say for some namespaces what Store.Compression says for the rest; the first that matches counts.
-	Compressions []Compression
-	Store        Store
-	Move         Move
-	Engine       Engine
-	GDS          GDS
-	Session      Session
-	Peers        Peers
+	Compressions []Compression `toml:"compression"`
 }
 
 // Peers are the other hosts that lend this one what they hold.
 type Peers struct {
-	Hosts         string // host:port of each, separated by commas: see List
-	Listen        string // where this host lends; empty is nowhere
-	Cert, Key, CA string // PEM files; empty: no TLS
-	Deadline      time.Duration
-	Bandwidth     int64  // most bytes a second that are lent; 0 for no limit
-	Demote        bool   // to others and from them
-	NIXL          string // a path, or auto; empty: gRPC alone
+	Hosts     string        `toml:"hosts"`  // host:port of each, separated by commas: see List
+	Listen    string        `toml:"listen"` // where this host lends; empty is nowhere
+	Cert      string        `toml:"cert"`   // a PEM file, as Key and CA; empty: no TLS
+	Key       string        `toml:"key"`
+	CA        string        `toml:"ca"`
+	Deadline  time.Duration `toml:"deadline" min:"1ms" max:"10s"`
+	Bandwidth int64         `toml:"bandwidth" is:"size"` // most bytes a second that are lent; 0 for no limit
+	Demote    bool          `toml:"demote"`              // to others and from them
+	NIXL      string        `toml:"nixl"`                // a path, or auto; empty: gRPC alone
 }
 
 // PolicyCompile limits the child process that compiles a policy.
 type PolicyCompile struct {
-	Memory int64         // bytes
-	CPU    time.Duration // processor time
-	Time   time.Duration // elapsed
+	Memory int64         `toml:"memory" is:"size" min:"64MiB" max:"1TiB" reload:"yes"`
+	CPU    time.Duration `toml:"cpu" min:"1s" max:"1h" reload:"yes"`   // of the processor
+	Time   time.Duration `toml:"time" min:"1s" max:"24h" reload:"yes"` // elapsed
 }
 
 // Log is the level and format of the log.
 type Log struct {
-	Level  string // LevelDebug to LevelError
-	Format string // FormatAuto, FormatText, FormatJSON
+	Level  string `toml:"level" one:"debug info warn error" reload:"yes"`
+	Format string `toml:"format" one:"auto text json"`
 }
 
 // Log levels and formats.
@@ -76,23 +81,23 @@ const (
 
 // HTTP is the read-only listener for probes, metrics, the status and the page that shows it.
 type HTTP struct {
-	Listen    string // host:port; empty is off
-	TLSCert   string // PEM file; empty: no TLS
-	TLSKey    string
-	TokenFile string // empty: no token is wanted
-	Profiles  bool
+	Listen    string `toml:"listen"`   // host:port; empty is off
+	TLSCert   string `toml:"tls_cert"` // PEM file; empty: no TLS
+	TLSKey    string `toml:"tls_key"`
+	TokenFile string `toml:"token_file"` // empty: no token is wanted
+	Profiles  bool   `toml:"profiles"`
 
-	ReadyRoots    string // RootsAll, RootsAny, RootsNone
-	ReadyPolicies bool   // a policy in quarantine makes the host not ready
-	ReadyScan     bool   // a scan at the start does
+	ReadyRoots    string `toml:"ready_roots" one:"all any none"`
+	ReadyPolicies bool   `toml:"ready_policies"` // a policy in quarantine makes the host not ready
+	ReadyScan     bool   `toml:"ready_scan"`     // a scan at the start does
 }
 
 // OTLP is where spans of requests go.
 type OTLP struct {
-	Endpoint    string // of the collector; empty is off
-	HeadersFile string
-	SampleRatio float64
-	Timeout     time.Duration
+	Endpoint    string        `toml:"endpoint"` // of the collector; empty is off
+	HeadersFile string        `toml:"headers_file"`
+	SampleRatio float64       `toml:"sample_ratio"`
+	Timeout     time.Duration `toml:"timeout" min:"1ms" max:"10m"`
 }
 
 // Which roots must be in service for a host to be ready.
@@ -104,29 +109,30 @@ const (
 
 // Policy is one wasm module and the roles it takes.
 type Policy struct {
-	Name   string            // what operators call it; see Label
-	Module string            // path to a .wasm file, or the name of an embedded one
-	Roles  []string          // a subset of the module's roles; empty for all of them
-	Grants []string          // imports it may use beyond log and fail
-	Config map[string]string // the policy's own settings, flattened with dots
+	Name   string `toml:"name,omitempty"` // what operators call it; see Label
+	Module string `toml:"module"`         // path to a .wasm file, or the name of an embedded one
 
-	Levels     []int    // to which it admits what moves, as an admit policy
-	Namespaces []string // patterns of those that admit, place and layout are for; empty for the rest
-	Shadow     bool     // it decides nothing: it is judged on the live requests
-	Capacity   int64    // bytes of a shadow's imaginary cache; 0 for what the roots have together
+	Namespaces []string `toml:"namespaces,omitempty"`         // patterns of those that admit, place and layout are for; empty for the rest
+	Levels     []int    `toml:"levels,omitempty"`             // to which it admits what moves, as an admit policy
+	Shadow     bool     `toml:"shadow,omitempty"`             // it decides nothing: it is judged on the live requests
+	Capacity   int64    `toml:"capacity,omitempty" is:"size"` // of a shadow's imaginary cache; 0 for what the roots have together
+	Roles      []string `toml:"roles,omitempty"`              // a subset of the module's roles; empty for all of them
+	Grants     []string `toml:"grants,omitempty"`             // imports it may use beyond log and fail
 
-	SHA256      string // that the module must have, in hexadecimal; empty for any
-	PublicKey   string // of minisign in base64, or of cosign in PEM, that must have signed the module; empty for none
-	OnFault     string // OnFaultBuiltin (also when empty), OnFaultStop
-	MemoryPages int64  // of 64 KiB, at most; 0 for 1,024 and 128 bytes for each slot
-	Fuel        Fuel
+	SHA256      string `toml:"sha256,omitempty"`     // that the module must have, in hexadecimal; empty for any
+	PublicKey   string `toml:"public_key,omitempty"` // of minisign in base64, or of cosign in PEM, that must have signed the module; empty for none
+	OnFault     string `toml:"on_fault,omitempty"`   // OnFaultBuiltin (also when empty), OnFaultStop
+	MemoryPages int64  `toml:"memory_pages"`         // of 64 KiB, at most; 0 for 1,024 and 128 bytes for each slot
+	Fuel        Fuel   `toml:"fuel"`
+
+	Config map[string]string `toml:"config,omitempty"` // the policy's own settings, flattened with dots
 }
 
 // Fuel limits a policy's calls, at about a unit per instruction; 0 for the defaults.
 type Fuel struct {
-	Call   int64         // for each call
-	Record int64         // on top, for each record of a batch
-	Time   time.Duration // CPU time of a call that sessions wait for
+	Call   int64         `toml:"call"`   // for each call
+	Record int64         `toml:"record"` // on top, for each record of a batch
+	Time   time.Duration `toml:"time"`   // of the processor, for a call that sessions wait for
 }
 
 // When the level behind a root gets what is stored there.
@@ -152,15 +158,14 @@ const CacheAuto = "auto"
 
 // Root holds pieces. Its path says where: see Kind.
 type Root struct {
-	Path     string
-	Capacity int64  // bytes
-	Level    int    // how far from the engines: 0 is nearest
-	Write    string // when the next level gets what is stored: WriteHits, WriteThrough; empty: WriteBack
-	Evict    string // label of the policy that evicts here; empty for the one that no root names
-	Shared   bool   // other hosts use it too
+	Path  string `toml:"path"`
+	Level int    `toml:"level"`                                     // how far from the engines: 0 is nearest
+	Write string `toml:"write" one:"back hits through" zero:"back"` // when the next level gets what is stored
+	// Shared says that other hosts use it, too.
+	Shared bool `toml:"shared"`
 	// RequireMount refuses the root while it is on the file system of /.
-	RequireMount bool
-	Route        string // RouteAuto, RouteDirect, RouteStaged
+	RequireMount bool   `toml:"require_mount"`
+	Route        string `toml:"route"` // RouteAuto, RouteDirect, RouteStaged
 
 	// AsNeeded says that memory is allocated as chunks need it: see WithMemory. It is no key.
 	AsNeeded bool
@@ -168,17 +173,18 @@ type Root struct {
 	// is no key.
 	ForPieces bool
 
-	part float64 // of its file system: what Capacity is made of, when it was loaded
-
-	Endpoint  string // of a bucket: https://host; empty: of AWS
-	Region    string // empty: as the environment says
-	PathStyle bool   // the bucket is in the path of requests
-	CAFile    string // certificates of who may sign the endpoint's; empty: the system's
+	Endpoint  string `toml:"endpoint,omitempty"`   // of a bucket: https://host; empty: of AWS
+	Region    string `toml:"region,omitempty"`     // empty: as the environment says
+	PathStyle bool   `toml:"path_style,omitempty"` // the bucket is in the path of requests
+	CAFile    string `toml:"ca_file,omitempty"`    // certificates of who may sign the endpoint's; empty: the system's
 	// Prices are what the bucket's server is paid; nil: not known.
-	Prices []float64
+	Prices []float64 `toml:"prices,omitempty"`
 
-	MinFree     Amount // left free on its file system; a percentage is of that
-	DailyWrites int64  // bytes; 0: as many as come
+	Capacity    int64   `toml:"capacity" is:"size" reload:"yes"`
+	part        float64 // of its file system: what Capacity is made of, when it was loaded
+	Evict       string  `toml:"evict" reload:"yes"`                  // label of the policy that evicts here; empty for the one that no root names
+	MinFree     Amount  `toml:"min_free" reload:"yes"`               // left free on its file system; a percentage is of that
+	DailyWrites int64   `toml:"daily_writes" is:"size" reload:"yes"` // 0: as many as come
 }
 
 // Routes of a root's pieces to and from GPUs.
@@ -190,22 +196,24 @@ const (
 
 // Store is how roots evict, publish and are shared.
 type Store struct {
-	Memory      int64         // bytes of a root in memory before all others, or Auto: see MemoryBefore
-	Durability  string        // DurabilityNone, DurabilityStrict
-	Compression string        // CompressionOff, CompressionAuto, CompressionHuffman
-	IOTimeout   time.Duration // 0: none
-	Seed        int64
-	HostID      string        // empty: from the machine's id
-	SharedPoll  time.Duration // of roots that hosts share
-	SharedLapse time.Duration
+	Memory      int64         `toml:"memory" is:"size" auto:"yes"` // of a root in memory before all others: see MemoryBefore
+	Durability  string        `toml:"durability" one:"none strict"`
+	Compression string        `toml:"compression" one:"off auto huffman"`
+	IOTimeout   time.Duration `toml:"io_timeout"`            // 0: none
+	HostID      string        `toml:"host_id"`               // empty: from the machine's id
+	SharedPoll  time.Duration `toml:"shared_poll" min:"1ms"` // of roots that hosts share
+	SharedLapse time.Duration `toml:"shared_lapse" min:"4ms"`
+	Seed        int64         `toml:"seed"`
 }
 
 // Move bounds the copies between levels of roots.
 type Move struct {
-	Workers   int
-	Bandwidth int64 // bytes per second; 0: no limit
-	Waiting   time.Duration
-	Shutdown  time.Duration
+	Workers int `toml:"workers" min:"1" max:"64"`
+	// Bandwidth is bytes per second; 0: no limit. A disk of 1.7 GB/s keeps what engines store where copies may take 2 GiB/s:
+	// BenchmarkNextLife.
+	Bandwidth int64         `toml:"bandwidth" is:"size"`
+	Waiting   time.Duration `toml:"waiting" min:"1s"`
+	Shutdown  time.Duration `toml:"shutdown"`
 }
 
 // What a publication waits for, and how chunks are stored.
@@ -220,24 +228,26 @@ const (
 
 // Engine is how bytes move.
 type Engine struct {
-	ThreadsPerGPU       int
-	SlotBytes           int64
-	MaxStagingMemory    int64
-	ReadPreferringRatio float64
-	MaxWriteQueue       time.Duration // 0: no limit
-	DirectIO            bool
+	// ThreadsPerGPU is 24: on an H200 with 16 cores, 24 workers loaded 4 to 20 % more than 16, with compression 15 to 20 %,
+	// and stored as much. 32 load no more (host/docs/lab).
+	ThreadsPerGPU       int           `toml:"threads_per_gpu" min:"1" max:"1024"`
+	SlotBytes           int64         `toml:"slot_bytes" is:"size" min:"1MiB" max:"1GiB"`
+	MaxStagingMemory    int64         `toml:"max_staging_memory" is:"size" min:"1MiB"`
+	ReadPreferringRatio float64       `toml:"read_preferring_ratio"`
+	MaxWriteQueue       time.Duration `toml:"max_write_queue"` // 0: no limit
+	DirectIO            bool          `toml:"direct_io"`
 }
 
 // GDS is how GPUs are used.
 type GDS struct {
-	CUDA       string
-	CopyBlocks int
+	CUDA       string `toml:"cuda" one:"auto off"`
+	CopyBlocks int    `toml:"copy_blocks" min:"1" max:"4096"`
 
-	UseCuFile        bool
-	BufferMiB        int
-	MaxConcurrentOps int
-	HandleCache      int
-	LogDir           string
+	UseCuFile        bool   `toml:"use_cufile"`
+	BufferMiB        int    `toml:"buffer_mib" max:"1048576"`
+	MaxConcurrentOps int    `toml:"max_concurrent_ops" min:"1" max:"1024"`
+	HandleCache      int    `toml:"handle_cache" max:"65536"`
+	LogDir           string `toml:"log_dir"`
 }
 
 // MayUseCuFile says whether libcufile may be loaded and has device memory to work with.
@@ -258,32 +268,27 @@ const (
 
 // Session limits the clients.
 type Session struct {
-	LeaseTTL      time.Duration
-	MaxWait       time.Duration
-	IdleExit      time.Duration // 0: never
-	MaxSessions   int
-	MaxKeys       int
-	MaxChunks     int
-	MaxMessage    int64
-	MaxRegistered int64             // bytes of client memory
+	LeaseTTL      time.Duration     `toml:"lease_ttl" min:"1ms"`
+	MaxWait       time.Duration     `toml:"max_wait" min:"1ms"`
+	IdleExit      time.Duration     `toml:"idle_exit"` // 0: never
+	MaxSessions   int               `toml:"max_sessions" min:"1"`
+	MaxKeys       int               `toml:"max_keys" min:"1" max:"16777216"`
+	MaxChunks     int               `toml:"max_chunks" min:"1" max:"1048576"`
+	MaxMessage    int64             `toml:"max_message" is:"size" min:"64KiB" max:"1GiB"`
+	MaxRegistered int64             `toml:"max_registered" is:"size"` // of client memory
 	Pins          map[string]string // namespace fields that every session must have
 }
 
-// Default is the configuration without any settings: one root in the working directory, built-in policies.
-func Default() *Config {
-	c := &Config{Roots: []Root{{Path: defaultRoot, Capacity: defaultCapacity, Route: RouteAuto}}}
-	for _, k := range keys {
-		if err := k.set(c, k.Default); err != nil {
-			panic("config: the table's own default: " + err.Error())
-		}
+var defaults = sync.OnceValue(func() *Config {
+	l := &Loaded{Origins: map[string]Origin{}}
+	if err := l.applyText("kvhost.toml", example); err != nil {
+		panic("config: the example file: " + err.Error())
 	}
-	return c
-}
+	return &l.Config
+})
 
-const (
-	defaultRoot     = "kvhost-data"
-	defaultCapacity = 10 << 30
-)
+// Default is the configuration without any settings: that of the example file.
+func Default() *Config { return defaults().Clone() }
 
 // Capacity is that of all roots.
 func (c *Config) Capacity() (sum int64) {

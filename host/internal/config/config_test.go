@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -46,9 +47,24 @@ func TestExampleFile(t *testing.T) {
 			t.Errorf("the example does not set %s", k.Path())
 		}
 	}
-	for _, name := range append(names(policies.fields()), names(roots.fields())...) {
-		if !strings.Contains(string(got), name) {
-			t.Errorf("the example does not mention %s", name)
+	for _, a := range arrays {
+		for _, name := range namesOf(a.keys) {
+			if !regexp.MustCompile(`(?m)^[# ]*(\[` + a.name + `\.)?` + name + `(\]| = )`).Match(got) {
+				t.Errorf("the example does not mention %s of %s", name, a.name)
+			}
+		}
+	}
+}
+
+// The comments of the example say of each key what its tags and its value do.
+func TestExampleComments(t *testing.T) {
+	for _, k := range keys {
+		want := "Default: " + k.toml(k.field(Default())) + "."
+		if k.Kind == Choice {
+			want = "One of: " + strings.Join(k.Choices, ", ") + ". " + want
+		}
+		if !strings.HasSuffix(comments[k.Path()], want) {
+			t.Errorf("the example says of %s %q, want it to end with %q", k.Path(), comments[k.Path()], want)
 		}
 	}
 }
@@ -291,7 +307,7 @@ func TestCloneSharesNothing(t *testing.T) {
 	c.Policies = []Policy{{Module: "a", Roles: []string{"evict"}, Config: map[string]string{"k": "v"}}}
 	d := c.Clone()
 	d.Roots[0].Path, d.Policies[0].Roles[0], d.Policies[0].Config["k"] = "x", "x", "x"
-	if c.Roots[0].Path != defaultRoot || c.Policies[0].Roles[0] != "evict" || c.Policies[0].Config["k"] != "v" {
+	if c.Roots[0].Path != "kvhost-data" || c.Policies[0].Roles[0] != "evict" || c.Policies[0].Config["k"] != "v" {
 		t.Errorf("the original changed: %+v", c)
 	}
 }
@@ -358,11 +374,11 @@ func TestFileIsRegular(t *testing.T) {
 func reloadTable() string {
 	var b strings.Builder
 	b.WriteString("| keys | SIGHUP applies |\n|---|---|\n")
-	row := func(name string, list []Field) {
+	row := func(name string, list []*Key) {
 		var applied []string
-		for _, f := range list {
-			if f.Reload {
-				applied = append(applied, "`"+f.Name+"`")
+		for _, k := range list {
+			if k.Reload {
+				applied = append(applied, "`"+k.Name+"`")
 			}
 		}
 		if len(applied) > 0 {
@@ -370,20 +386,15 @@ func reloadTable() string {
 		}
 	}
 	for _, section := range append([]string{""}, sections()...) {
-		var list []Field
-		for _, k := range keys {
-			if k.Section == section {
-				list = append(list, Field{k.Name, k.Reload})
-			}
-		}
+		list := slices.DeleteFunc(slices.Clone(keys), func(k *Key) bool { return k.Section != section })
 		name := "`[" + section + "]`"
 		if section == "" {
 			name = "top level"
 		}
 		row(name, list)
 	}
-	for _, t := range tables {
-		row("`[["+t.name()+"]]`", t.fields())
+	for _, a := range arrays {
+		row("`[["+a.name+"]]`", a.keys)
 	}
 	return b.String()
 }
@@ -392,7 +403,7 @@ func reloadTable() string {
 func TestChangesThatNeedARestart(t *testing.T) {
 	for _, k := range keys {
 		next := Default()
-		switch p := k.field(next).(type) {
+		switch p := k.field(next).Addr().Interface().(type) {
 		case *string:
 			*p += "x"
 		case *bool:
@@ -413,8 +424,9 @@ func TestChangesThatNeedARestart(t *testing.T) {
 	for key, value := range map[string]any{"path": "x", "level": int64(1), "write": "through", "shared": true, "require_mount": true,
 		"route": RouteStaged, "capacity": "1GiB", "evict": "x", "min_free": "5%", "daily_writes": "1GiB"} {
 		next := Default()
+		roots := arrayNamed("root")
 		testenv.OK(t, roots.set(&next.Roots[0], key, value))
-		reload := slices.Contains(roots.fields(), Field{key, true})
+		reload := keyNamed(roots.keys, key).Reload
 		if got := Changes(Default(), next); len(got) != 1 || got[0].Key != "root[0]."+key || (got[0].Restart == "") != reload {
 			t.Errorf("another %s of a root: got %+v, want one change, reloaded %v", key, got, reload)
 		}
@@ -464,7 +476,7 @@ func FuzzValues(f *testing.F) {
 			}
 		}
 		if first, last, err := parseTenants(text); err == nil {
-			tenant := Tenant{First: first, Last: last}
+			tenant := TenantIDs{First: first, Last: last}
 			if a, b, err := parseTenants(tenant.ID()); first > last || err != nil || a != first || b != last {
 				t.Errorf("%q is %d to %d, written %q", text, first, last, tenant.ID())
 			}
@@ -585,12 +597,14 @@ func TestPins(t *testing.T) {
 
 // The commented table of the example is valid configuration, and names every field.
 func TestExamplePins(t *testing.T) {
+	_, pins, _ := strings.Cut(example, "# Fields that the namespace")
+	pins, _, _ = strings.Cut(pins, "\n\n")
 	for _, name := range pinFields {
-		if !strings.Contains(examplePins, name) {
+		if !strings.Contains(pins, name) {
 			t.Errorf("the example does not mention %s", name)
 		}
 	}
-	_, table, _ := strings.Cut(examplePins, "#\n# ")
+	_, table, _ := strings.Cut(pins, "#\n# ")
 	l, err := Load(Source{File: write(t, strings.ReplaceAll(table, "\n# ", "\n"))})
 	if err != nil || l.Config.Session.Pins["tensor_parallel"] != "8" {
 		t.Errorf("load the example: got %v, %v", l, err)

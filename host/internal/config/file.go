@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,7 +40,7 @@ func (l *Loaded) applyText(name, text string) error {
 		var pe toml.ParseError
 		if errors.As(err, &pe) {
 			// Its own line is the next one where a line ends too early.
-			line := 1 + strings.Count(text[:min(pe.Position.Start, len(text))], "\n")
+			line := 1 + strings.Count(text[:min(max(0, pe.Position.Start), len(text))], "\n")
 			return fmt.Errorf("%w: %s:%d: %s", ErrFile, name, line, pe.Message)
 		}
 		return fmt.Errorf("%w: %s: %w", ErrFile, name, err)
@@ -75,8 +76,8 @@ func (r *fileReader) top(tree map[string]any) {
 	for _, name := range sorted(tree) {
 		value := tree[name]
 		switch {
-		case tableNamed(name) != nil:
-			r.array(tableNamed(name), value)
+		case arrayNamed(name) != nil:
+			r.array(arrayNamed(name), value)
 		case slices.Contains(sections(), name):
 			table, ok := value.(map[string]any)
 			if !ok {
@@ -102,11 +103,7 @@ func (r *fileReader) scalar(path string, value any) {
 		r.fail(path, unknown(path, value))
 		return
 	}
-	text, err := k.fromTOML(value)
-	if err == nil {
-		err = k.set(&r.into.Config, text)
-	}
-	if err != nil {
+	if err := k.set(k.field(&r.into.Config), value); err != nil {
 		r.fail(path, err)
 		return
 	}
@@ -117,7 +114,11 @@ func (r *fileReader) scalar(path string, value any) {
 // the same section, or any similar one; for a table, a similar section.
 func unknown(path string, value any) error {
 	if _, table := value.(map[string]any); table && !strings.Contains(path, ".") {
-		return fmt.Errorf("%w: [%s]%s", ErrKey, path, Suggest(path, append(sections(), arrayNames()...)))
+		names := sections()
+		for _, a := range arrays {
+			names = append(names, a.name)
+		}
+		return fmt.Errorf("%w: [%s]%s", ErrKey, path, Suggest(path, names))
 	}
 	section, name, dotted := strings.Cut(path, ".")
 	if !dotted {
@@ -143,100 +144,55 @@ func unknown(path string, value any) error {
 	return fmt.Errorf("%w: %s%s", ErrKey, path, hint)
 }
 
-// fromTOML checks the type of a TOML value and returns the text that set parses.
-func (k *Key) fromTOML(value any) (string, error) {
-	switch v := value.(type) {
-	case string:
-		switch k.Kind {
-		case Text, Choice, Size, Duration:
-			return v, nil
-		}
-	case bool:
-		if k.Kind == Flag {
-			return strconv.FormatBool(v), nil
-		}
-	case int64:
-		if k.Kind == Size || k.Kind == Count || k.Kind == Ratio {
-			return strconv.FormatInt(v, 10), nil
-		}
-	case float64:
-		if k.Kind == Ratio {
-			return strconv.FormatFloat(v, 'g', -1, 64), nil
-		}
-	}
-	want := k.Kind.String()
-	switch k.Kind {
-	case Choice:
-		want = "one of " + strings.Join(k.Choices, ", ")
-	case Size:
-		want = "bytes, or text such as \"64KiB\""
-	case Duration:
-		want = "text such as \"30s\""
-	}
-	return "", fmt.Errorf("%w: %s is %s, want %s", ErrValue, k.Path(), typeName(value), want)
-}
-
-// array reads an array of tables.
-func (r *fileReader) array(t table, value any) {
+// array reads tables, which replace the default elements.
+func (r *fileReader) array(a *array, value any) {
 	elements, ok := value.([]map[string]any)
 	if list, inline := value.([]any); inline && len(list) == 0 {
 		ok = true
 	}
 	if !ok {
-		r.fail(t.name(), fmt.Errorf("%w: %s is %s, want tables [[%s]]", ErrValue, t.name(), typeName(value), t.name()))
+		r.fail(a.name, fmt.Errorf("%w: %s is %s, want tables [[%s]]", ErrValue, a.name, typeName(value), a.name))
 		return
 	}
-	t.read(r, elements)
+	list := a.list(&r.into.Config)
+	list.SetZero()
+	for i, table := range elements {
+		list.Set(reflect.Append(list, reflect.ValueOf(a.fresh)))
+		element := list.Index(i).Addr().Interface()
+		for _, name := range sorted(table) {
+			at := a.at(i) + "." + name
+			if err := a.set(element, name, table[name]); err != nil {
+				r.fail(at, err)
+				continue
+			}
+			r.into.Origins[at] = r.origin(at)
+		}
+		r.into.Origins[a.at(i)] = r.origin(a.at(i))
+	}
 }
 
-func (f *Fuel) set(value any) error {
-	table, ok := value.(map[string]any)
-	if !ok {
-		return fmt.Errorf("%w: policy.fuel is %s, want a table such as {call = 500000, record = 2000}", ErrValue,
-			typeName(value))
+// set sets a key of an element.
+func (a *array) set(element any, name string, value any) error {
+	k := keyNamed(a.keys, name)
+	if k == nil {
+		return fmt.Errorf("%w: %s.%s%s", ErrKey, a.name, name, Suggest(name, namesOf(a.keys)))
 	}
-	for _, key := range sorted(table) {
-		var err error
-		switch key {
-		case "call":
-			f.Call, err = asCount("policy.fuel.call", table[key])
-		case "record":
-			f.Record, err = asCount("policy.fuel.record", table[key])
-		case "time":
-			f.Time, err = asSpan("policy.fuel.time", table[key])
-		default:
-			err = fmt.Errorf("%w: policy.fuel.%s%s", ErrKey, key, Suggest(key, []string{"call", "record", "time"}))
-		}
-		if err != nil {
-			return err
-		}
+	if root, is := element.(*Root); is && name == "capacity" {
+		return root.setCapacity(k.Path(), value)
 	}
-	return nil
+	return k.set(k.field(element), value)
 }
+
+// list is the array in a configuration.
+func (a *array) list(c *Config) reflect.Value { return reflect.ValueOf(c).Elem().FieldByIndex(a.index) }
+
+// at is the path of an element.
+func (a *array) at(i int) string { return a.name + "[" + strconv.Itoa(i) + "]" }
 
 func (r *Root) setCapacity(path string, value any) error {
-	a, err := asAmount(path, value)
+	var a Amount
+	err := a.set(path, value)
 	r.Capacity, r.part = a.Bytes, a.Part
-	return err
-}
-
-func (r *Root) setWrite(path string, value any) error {
-	text, err := asText(path, value)
-	if err == nil && text != WriteBack && text != WriteHits && text != WriteThrough {
-		err = fmt.Errorf("%w: %s is %q, want \"back\", \"hits\" or \"through\"", ErrValue, path, text)
-	}
-	if r.Write = text; text == WriteBack {
-		r.Write = ""
-	}
-	return err
-}
-
-func (r *Root) setDailyWrites(path string, value any) error {
-	a, err := asAmount(path, value)
-	if err == nil && a.Part > 0 {
-		err = fmt.Errorf("%w: %s is a percentage, want bytes, or text such as \"2TiB\"", ErrValue, path)
-	}
-	r.DailyWrites = a.Bytes
 	return err
 }
 

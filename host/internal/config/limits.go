@@ -36,36 +36,33 @@ func (a Amount) String() string {
 	return FormatSize(a.Bytes)
 }
 
-// toml is the amount as a TOML value.
-func (a Amount) toml() string {
-	if a.Part > 0 {
-		return quote(a.String())
-	}
-	return sizeTOML(a.Bytes)
-}
+func (a Amount) toml() string { return sizeTOML(a.String()) }
 
 func (a Amount) zero() bool { return a == Amount{} }
 
-func asAmount(path string, value any) (Amount, error) {
-	switch v := value.(type) {
+func (a *Amount) set(path string, from any) (err error) {
+	switch v := from.(type) {
 	case int64:
-		return Amount{Bytes: v}, nil
+		*a = Amount{Bytes: v}
 	case string:
-		a, err := parseAmount(v)
-		return a, inKey(path, err)
+		*a, err = parseAmount(v)
+	default:
+		return fmt.Errorf("%w: %s is %s, want bytes, or text such as \"100GiB\" or \"5%%\"", ErrValue, path, typeName(from))
 	}
-	return Amount{}, fmt.Errorf("%w: %s is %s, want bytes, or text such as \"100GiB\" or \"5%%\"", ErrValue, path,
-		typeName(value))
+	return inKey(path, err)
 }
 
 // Tenant is a rule for each of some tenants.
 type Tenant struct {
-	First, Last uint32
-	Quota       Amount   // a percentage is of each root's capacity
-	UIDs        []uint32 // users that may be the tenant; nil: no rule
-	Private     bool     // its entries are visible to it alone, and no others to it
-	Sessions    int      // most sessions; 0: no rule
+	TenantIDs `toml:"id"`
+	Quota     Amount   `toml:"quota"`                           // a percentage is of each root's capacity
+	UIDs      []uint32 `toml:"uids,omitempty" max:"4294967294"` // users that may be the tenant; nil: no rule
+	Private   bool     `toml:"private,omitempty"`               // its entries are visible to it alone, and no others to it
+	Sessions  int      `toml:"sessions" max:"2147483648"`       // most sessions; 0: no rule
 }
+
+// TenantIDs are the numbers of some tenants.
+type TenantIDs struct{ First, Last uint32 }
 
 // IDs reads numbers of users or groups that are separated by commas.
 func IDs(text string) (list []uint32, err error) {
@@ -80,23 +77,6 @@ func IDs(text string) (list []uint32, err error) {
 		list = append(list, uint32(n))
 	}
 	return list, nil
-}
-
-// asIDs reads a list of numbers of users.
-func asIDs(path string, value any) ([]uint32, error) {
-	list, ok := value.([]any)
-	if !ok {
-		return nil, fmt.Errorf("%w: %s is %s, want a list of numbers such as [1001, 1002]", ErrValue, path, typeName(value))
-	}
-	ids := []uint32{}
-	for _, v := range list {
-		n, ok := v.(int64)
-		if !ok || n < 0 || n >= 1<<32-1 {
-			return nil, fmt.Errorf("%w: %s: %v is not the number of a user", ErrValue, path, v)
-		}
-		ids = append(ids, uint32(n))
-	}
-	return ids, nil
 }
 
 const allTenants = "*"
@@ -119,7 +99,7 @@ func parseTenants(text string) (first, last uint32, err error) {
 }
 
 // ID is the tenants in the form of the file.
-func (t Tenant) ID() string {
+func (t TenantIDs) ID() string {
 	switch {
 	case t.First == 0 && t.Last == 1<<32-1:
 		return allTenants
@@ -129,21 +109,24 @@ func (t Tenant) ID() string {
 	return fmt.Sprintf("%d-%d", t.First, t.Last)
 }
 
-func (t *Tenant) setID(path string, value any) error {
-	if n, number := value.(int64); number {
-		value = strconv.FormatInt(n, 10)
-	}
-	text, err := asText(path, value)
-	if err == nil {
-		t.First, t.Last, err = parseTenants(text)
+func (t *TenantIDs) set(path string, from any) (err error) {
+	switch v := from.(type) {
+	case int64:
+		t.First, t.Last, err = parseTenants(strconv.FormatInt(v, 10))
+	case string:
+		t.First, t.Last, err = parseTenants(v)
+	default:
+		err = fmt.Errorf("%w: %s is %s, want text", ErrValue, path, typeName(from))
 	}
 	return err
 }
 
+func (t TenantIDs) toml() string { return quote(t.ID()) }
+
 // Expiry is how long the entries of some models are served.
 type Expiry struct {
-	Model string // a pattern as of [path.Match]
-	TTL   time.Duration
+	Model string        `toml:"model"` // a pattern as of [path.Match]
+	TTL   time.Duration `toml:"ttl"`
 }
 
 func (c *Config) validateLimits(bad func(path, format string, args ...any)) {
@@ -157,9 +140,6 @@ func (c *Config) validateLimits(bad func(path, format string, args ...any)) {
 		rules := t.UIDs != nil || t.Private || t.Sessions > 0
 		if t.Quota.zero() && !rules || t.Quota.Bytes < 0 {
 			bad(at+".quota", "tenants %s have none, nor another rule: want bytes, or a part of each root such as \"20%%\"", t.ID())
-		}
-		if t.Sessions < 0 || int64(t.Sessions) > 1<<31 {
-			bad(at+".sessions", "%d: want a number of sessions", t.Sessions)
 		}
 		if j := slices.IndexFunc(c.Tenants[:i], func(o Tenant) bool {
 			return o.First <= t.First && t.Last <= o.Last && !o.Quota.zero() && !t.Quota.zero()

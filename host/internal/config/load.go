@@ -102,10 +102,7 @@ var serviceLink = regexp.MustCompile(`^KVHOST_(\w+_)?(PORT=(tcp|udp|sctp)://|` +
 	`(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=)`)
 
 func (l *Loaded) applyEnv(environ []string) error {
-	byEnv := map[string]*Key{}
-	for _, k := range keys {
-		byEnv[EnvName(k.Path())] = k
-	}
+	byEnv := named(func(k *Key) string { return EnvName(k.Path()) })
 	var errs []error
 	link, links := "", 0
 	for _, pair := range environ {
@@ -132,7 +129,7 @@ func (l *Loaded) applyEnv(environ []string) error {
 			l.Warnings = append(l.Warnings, fmt.Sprintf("%s is not a setting of kvhost%s", name,
 				Suggest(name, sorted(byEnv))))
 		default:
-			if err = k.set(&l.Config, value); err == nil {
+			if err = k.parse(k.field(&l.Config), value); err == nil {
 				l.Origins[k.Path()] = origin
 			}
 		}
@@ -164,7 +161,7 @@ func (l *Loaded) applyFlags(settings []Setting) error {
 		case k == nil:
 			err = unknown(s.Key, nil)
 		default:
-			if err = k.set(&l.Config, s.Value); err == nil {
+			if err = k.parse(k.field(&l.Config), s.Value); err == nil {
 				l.Origins[s.Key] = origin
 			}
 		}
@@ -201,13 +198,13 @@ func (l *Loaded) add(array, text string, origin Origin) error {
 				p = old
 			}
 		}
-		at := policies.at(len(c.Policies))
+		at := arrayNamed(array).at(len(c.Policies))
 		l.Origins[at], l.Origins[at+".module"] = origin, origin
 		c.Policies = append(c.Policies, p)
 		return nil
 	}
 	path, size, given := cutSize(text)
-	root, at := roots.fresh, roots.at(len(c.Roots))
+	root, at := arrayNamed(array).fresh.(Root), arrayNamed(array).at(len(c.Roots))
 	root.Path = path
 	if given {
 		a, err := parseAmount(size)

@@ -52,13 +52,3 @@ func (l *Loaded) printPins(b *bufio.Writer) {
 		fmt.Fprintf(b, "%s = %s # %s\n", quote(name), quote(pins[name]), l.Origins[pinsPath+"."+name])
 	}
 }
-
-const examplePins = `
-# Fields that the namespace of every session must have. A session with another value is refused, by the field's name.
-# Fields: model, revision, dtype, engine, hash_algorithm, hash_seed, key_bytes, tokens_per_block, tensor_parallel,
-# pipeline_stages, context_parallel, replicated, "group.NUMBER", "extra.NAME". Default: none.
-#
-# [session.pins]
-# dtype = "bf16"
-# tensor_parallel = 8
-`

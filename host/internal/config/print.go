@@ -3,7 +3,6 @@ package config
 import (
 	"bufio"
 	"bytes"
-	_ "embed" // arrays.toml
 	"fmt"
 	"io"
 	"strings"
@@ -21,11 +20,19 @@ func (l *Loaded) Print(w io.Writer) error {
 			section = k.Section
 			fmt.Fprintf(b, "%s\n", l.heading(section))
 		}
-		fmt.Fprintf(b, "%s = %s # %s\n", k.Name, k.toml(&l.Config), l.Origins[k.Path()])
+		fmt.Fprintf(b, "%s = %s # %s\n", k.Name, k.toml(k.field(&l.Config)), l.Origins[k.Path()])
 	}
 	l.printPins(b)
-	for _, t := range tables {
-		t.print(b, l)
+	for _, a := range arrays {
+		list := a.list(&l.Config)
+		for i := range list.Len() {
+			fmt.Fprintf(b, "\n[[%s]] # %s\n", a.name, l.Origins[a.at(i)])
+			for _, k := range a.keys {
+				if text := k.toml(list.Index(i).FieldByIndex(k.index)); text != "" {
+					fmt.Fprintf(b, "%s = %s # %s\n", k.Name, text, l.Origins[a.at(i)+"."+k.Name])
+				}
+			}
+		}
 	}
 	return b.Flush()
 }
@@ -56,63 +63,11 @@ func (l *Loaded) JSON() (any, error) {
 	return map[string]any{"config": values, "origins": origins}, err
 }
 
-const exampleHead = `# kvhost configuration: every key with its default. Without a line, its default holds.
-#
-# The environment overrides this file (KVHOST_LOG_LEVEL=debug sets level in [log]), and flags override both
-# (--log-level debug). KVHOST_POLICY and KVHOST_ROOT are comma-separated lists.
-# Sizes: bytes, or text with a unit: K, KiB, M, MiB and so on up to P (1024), or KB, MB, GB, TB, PB (1000). Durations: "250ms", "1h30m".
-# ` + "`kvhost config`" + ` prints the effective configuration and where each value comes from.
-# ` + "`kvhost config --defaults`" + ` prints this file.
-`
-
-// exampleArrays is the part of the example with the array tables.
-//
-//go:embed arrays.toml
-var exampleArrays string
-
 // Example writes the commented file of all keys with their defaults.
 func Example(w io.Writer) error {
-	b := bufio.NewWriter(w)
-	b.WriteString(exampleHead)
-	c := Default()
-	section := ""
-	for _, k := range keys {
-		if k.Section != section {
-			section = k.Section
-			fmt.Fprintf(b, "\n[%s]", section)
-		}
-		b.WriteByte('\n')
-		for _, line := range Wrap(k.Help, 118) {
-			fmt.Fprintf(b, "# %s\n", line)
-		}
-		fmt.Fprintf(b, "# %sDefault: %s.\n%s = %s\n", k.unit(), k.toml(c), k.Name, k.toml(c))
-	}
-	b.WriteString(examplePins)
-	b.WriteString(exampleArrays)
-	return b.Flush()
+	_, err := io.WriteString(w, example)
+	return err
 }
-
-// unit describes the value: choices, unit and range.
-func (k *Key) unit() string {
-	unit := k.Unit
-	switch k.Kind {
-	case Choice:
-		return "One of: " + strings.Join(k.Choices, ", ") + ". "
-	case Size:
-		unit = strings.TrimSuffix("bytes, "+k.Unit, ", ")
-	case Duration:
-		unit = "a duration"
-	case Ratio:
-		unit = "0 to 1 " + k.Unit
-	}
-	if unit == "" {
-		return ""
-	}
-	return "Unit: " + unit + ". "
-}
-
-// Usage is the help of the key's flag.
-func (k *Key) Usage() string { return strings.TrimSpace(k.Help + " " + k.unit()) }
 
 // Wrap breaks a text into lines of at most so many bytes.
 func Wrap(text string, width int) []string {

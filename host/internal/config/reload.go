@@ -2,6 +2,7 @@ package config
 
 import (
 	"maps"
+	"reflect"
 	"strconv"
 	"strings"
 )
@@ -20,32 +21,46 @@ func Changes(old, next *Config) (list []Change) {
 		c := Change{Key: key}
 		if !reload {
 			c.Restart = needsRestart
+		} else if index, _, capacity := strings.Cut(strings.TrimPrefix(key, "root["), "].capacity"); capacity {
+			i, _ := strconv.Atoi(index)
+			if old.Roots[i].Shared || old.Roots[i].takesMemory() {
+				c.Restart = "needs a restart where the root is shared or in memory"
+			}
 		}
 		list = append(list, c)
 	}
 	for _, k := range keys {
-		if k.text(old) == k.text(next) {
-			continue
+		if k.text(k.field(old)) != k.text(k.field(next)) {
+			add(k.Path(), k.Reload)
 		}
-		add(k.Path(), k.Reload)
 	}
 	if !maps.Equal(old.Session.Pins, next.Session.Pins) {
 		add(pinsPath, false)
 	}
-	if policies.differ(old, next) {
-		add(policies.array, true)
+	for _, a := range arrays {
+		a.changes(old, next, add)
 	}
-	if tenants.differ(old, next) {
-		add(tenants.array, true)
-	}
-	expiries.changes(old, next, add)
-	compressions.changes(old, next, add)
-	roots.changes(old, next, func(key string, reload bool) {
-		add(key, reload)
-		index, _, capacity := strings.Cut(strings.TrimPrefix(key, "root["), "].capacity")
-		if i, err := strconv.Atoi(index); capacity && err == nil && (old.Roots[i].Shared || old.Roots[i].takesMemory()) {
-			list[len(list)-1].Restart = "needs a restart where the root is shared or in memory"
-		}
-	})
 	return list
+}
+
+// changes are the keys of elements with other values. Elements come and go with a restart, unless all of the array is reloaded.
+func (a *array) changes(old, next *Config, add func(key string, reload bool)) {
+	was, is := a.list(old), a.list(next)
+	if a.reload {
+		if !reflect.DeepEqual(was.Interface(), is.Interface()) {
+			add(a.name, true)
+		}
+		return
+	}
+	for i := range max(was.Len(), is.Len()) {
+		if i >= min(was.Len(), is.Len()) {
+			add(a.at(i), false)
+			continue
+		}
+		for _, k := range a.keys {
+			if k.toml(was.Index(i).FieldByIndex(k.index)) != k.toml(is.Index(i).FieldByIndex(k.index)) {
+				add(a.at(i)+"."+k.Name, k.Reload)
+			}
+		}
+	}
 }

@@ -1,136 +1,287 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
 
-// set parses text as the key's kind and stores it in c.
-func (k *Key) set(c *Config, text string) error {
-	switch p := k.field(c).(type) {
-	case *string:
+// value is a field that reads a value of TOML by itself.
+type value interface {
+	set(path string, from any) error
+	toml() string
+}
+
+// set puts a value of TOML into a field, or the text of a variable or a flag.
+func (k *Key) set(field reflect.Value, from any) error {
+	if v, reads := field.Addr().Interface().(value); reads {
+		return v.set(k.Path(), from)
+	}
+	switch field.Kind() {
+	case reflect.Slice:
+		return k.setList(field, from)
+	case reflect.Map:
+		settings, err := asSettings(k.Path(), from)
+		field.Set(reflect.ValueOf(settings))
+		return err
+	case reflect.Struct:
+		return k.setTable(field, from)
+	}
+	text, err := k.fromTOML(from)
+	if err != nil {
+		return err
+	}
+	return k.parse(field, text)
+}
+
+func (k *Key) setList(field reflect.Value, from any) error {
+	list, ok := from.([]any)
+	if !ok {
+		return fmt.Errorf("%w: %s is %s, want a list", ErrValue, k.Path(), typeName(from))
+	}
+	out := reflect.MakeSlice(field.Type(), len(list), len(list))
+	for i, v := range list {
+		if err := k.set(out.Index(i), v); err != nil {
+			return fmt.Errorf("%w (%v)", err, v)
+		}
+	}
+	if len(list) > 0 || field.Type().Elem().Kind() == reflect.Uint32 { // no users is a rule, too
+		field.Set(out)
+	}
+	return nil
+}
+
+func (k *Key) setTable(field reflect.Value, from any) error {
+	table, ok := from.(map[string]any)
+	if !ok {
+		return fmt.Errorf("%w: %s is %s, want a table such as %s", ErrValue, k.Path(), typeName(from), k.toml(field))
+	}
+	for _, name := range sorted(table) {
+		inner := keyNamed(k.inner, name)
+		if inner == nil {
+			return fmt.Errorf("%w: %s.%s%s", ErrKey, k.Path(), name, Suggest(name, namesOf(k.inner)))
+		}
+		if err := inner.set(field.FieldByIndex(inner.index), table[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fromTOML checks the type of a value and returns the text that parse reads.
+func (k *Key) fromTOML(from any) (string, error) {
+	switch v := from.(type) {
+	case string:
+		switch k.Kind {
+		case Text, Choice, Size, Duration:
+			return v, nil
+		}
+	case bool:
+		if k.Kind == Flag {
+			return strconv.FormatBool(v), nil
+		}
+	case int64:
+		if k.Kind == Size || k.Kind == Count || k.Kind == Ratio {
+			return strconv.FormatInt(v, 10), nil
+		}
+	case float64:
+		if k.Kind == Ratio {
+			return strconv.FormatFloat(v, 'g', -1, 64), nil
+		}
+	}
+	want := string(k.Kind)
+	switch k.Kind {
+	case Choice:
+		want = "one of " + strings.Join(k.Choices, ", ")
+	case Size:
+		want = "bytes, or text such as \"64KiB\""
+	case Duration:
+		want = "text such as \"30s\""
+	}
+	return "", fmt.Errorf("%w: %s is %s, want %s", ErrValue, k.Path(), typeName(from), want)
+}
+
+func typeName(value any) string {
+	switch value.(type) {
+	case string:
+		return "text"
+	case bool:
+		return "true or false"
+	case int64:
+		return "a whole number"
+	case float64:
+		return "a number"
+	case map[string]any:
+		return "a table"
+	case []map[string]any:
+		return "a list of tables"
+	case []any:
+		return "a list"
+	}
+	return "a date or time"
+}
+
+// parse reads text as the key's kind.
+func (k *Key) parse(field reflect.Value, text string) error {
+	switch field.Kind() {
+	case reflect.String:
 		if k.Kind == Choice && !slices.Contains(k.Choices, text) {
 			return k.bad(text, "want one of "+strings.Join(k.Choices, ", ")+Suggest(text, k.Choices))
 		}
-		*p = text
-	case *bool:
+		if text == k.zero {
+			text = ""
+		}
+		field.SetString(text)
+	case reflect.Bool:
 		b, err := strconv.ParseBool(text)
 		if err != nil {
 			return k.bad(text, "want true or false")
 		}
-		*p = b
-	case *float64:
+		field.SetBool(b)
+	case reflect.Float64:
 		f, err := strconv.ParseFloat(text, 64)
-		if err != nil || !(f >= 0 && f <= 1) {
+		if err != nil || !k.array && !(f >= 0 && f <= 1) {
 			return k.bad(text, "want a number from 0 to 1")
 		}
-		*p = f
-	case *time.Duration:
-		d, err := time.ParseDuration(text)
-		if err != nil {
-			return k.bad(text, "want a duration such as 250ms, 30s or 1h30m")
-		}
-		if err := k.within(text, int64(d)); err != nil {
-			return err
-		}
-		*p = d
-	case *int:
+		field.SetFloat(f)
+	default:
 		n, err := k.number(text)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case n < k.Min && !(k.auto && n == Auto):
+			if k.Min == 0 {
+				return k.bad(text, "want "+k.format(0)+" or more")
+			}
+			return k.bad(text, "at least "+k.format(k.Min))
+		case k.Max != 0 && n > k.Max:
+			return k.bad(text, "at most "+k.format(k.Max))
 		}
-		*p = int(n)
-	case *int64:
-		n, err := k.number(text)
-		if err != nil {
-			return err
+		if field.Kind() == reflect.Uint32 {
+			field.SetUint(uint64(n))
+		} else {
+			field.SetInt(n)
 		}
-		*p = n
 	}
 	return nil
 }
 
 func (k *Key) number(text string) (int64, error) {
-	if k.Auto && text == autoText {
+	switch {
+	case k.auto && text == autoText:
 		return Auto, nil
-	}
-	if k.Kind == Size {
-		n, err := ParseSize(text)
+	case k.Kind == Duration:
+		d, err := time.ParseDuration(text)
 		if err != nil {
+			return 0, k.bad(text, "want a duration such as 3ms, 30s or 1h30m")
+		}
+		return int64(d), nil
+	case k.Kind == Size:
+		n, err := ParseSize(text)
+		if err != nil && k.array {
+			return 0, inKey(k.Path(), err)
+		} else if err != nil {
 			return 0, k.bad(text, "want bytes or a size such as 64KiB, 100GiB or 2GB")
 		}
-		return n, k.within(text, n)
+		return n, nil
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
 		return 0, k.bad(text, "want a whole number")
 	}
-	return n, k.within(text, n)
-}
-
-func (k *Key) within(text string, n int64) error {
-	switch {
-	case n < k.Min:
-		return k.bad(text, "at least "+k.format(k.Min))
-	case k.Max != 0 && n > k.Max:
-		return k.bad(text, "at most "+k.format(k.Max))
-	}
-	return nil
+	return n, nil
 }
 
 func (k *Key) bad(text, want string) error {
 	return fmt.Errorf("%w: %s = %q: %s", ErrValue, k.Path(), text, want)
 }
 
-func (k *Key) format(n int64) string {
-	if k.Auto && n == Auto {
-		return autoText
+// inKey puts a key before an error of its value.
+func inKey(path string, err error) error {
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
 	}
-	switch k.Kind {
-	case Size:
+	return err
+}
+
+func (k *Key) format(n int64) string {
+	switch {
+	case k.auto && n == Auto:
+		return autoText
+	case k.Kind == Size:
 		return FormatSize(n)
-	case Duration:
+	case k.Kind == Duration:
 		return time.Duration(n).String()
 	}
 	return strconv.FormatInt(n, 10)
 }
 
-// text is the key's value in c, as set would take it.
-func (k *Key) text(c *Config) string {
-	switch p := k.field(c).(type) {
-	case *string:
-		return *p
-	case *bool:
-		return strconv.FormatBool(*p)
-	case *float64:
-		return strconv.FormatFloat(*p, 'g', -1, 64)
-	case *time.Duration:
-		return p.String()
-	case *int:
-		return k.format(int64(*p))
-	case *int64:
-		return k.format(*p)
+// text is the value of a field, as parse would read it.
+func (k *Key) text(field reflect.Value) string {
+	switch field.Kind() {
+	case reflect.String:
+		return cmp.Or(field.String(), k.zero)
+	case reflect.Bool:
+		return strconv.FormatBool(field.Bool())
+	case reflect.Float64:
+		return strconv.FormatFloat(field.Float(), 'g', -1, 64)
+	case reflect.Uint32:
+		return strconv.FormatUint(field.Uint(), 10)
 	}
-	return ""
+	return k.format(field.Int())
 }
 
-// toml is the key's value in c as a TOML value.
-func (k *Key) toml(c *Config) string {
-	text := k.text(c)
+// toml is the value of a field as TOML; empty: it is left out.
+func (k *Key) toml(field reflect.Value) string {
+	if k.omitEmpty && field.IsZero() {
+		return ""
+	}
+	if v, writes := field.Addr().Interface().(value); writes {
+		return v.toml()
+	}
+	var list []string
+	switch field.Kind() {
+	case reflect.Slice:
+		for i := range field.Len() {
+			list = append(list, k.toml(field.Index(i)))
+		}
+		return "[" + strings.Join(list, ", ") + "]"
+	case reflect.Map:
+		settings := field.Interface().(map[string]string)
+		for _, name := range sorted(settings) {
+			list = append(list, quote(name)+" = "+quote(settings[name]))
+		}
+		return "{" + strings.Join(list, ", ") + "}"
+	case reflect.Struct:
+		for _, inner := range k.inner {
+			list = append(list, inner.Name+" = "+inner.toml(field.FieldByIndex(inner.index)))
+		}
+		return "{" + strings.Join(list, ", ") + "}"
+	}
+	text := k.text(field)
 	switch k.Kind {
 	case Ratio:
-		if !strings.ContainsAny(text, ".e") {
+		if !k.array && !strings.ContainsAny(text, ".e") {
 			text += ".0"
 		}
 		return text
 	case Count, Flag:
 		return text
 	case Size:
-		return sizeValue(text)
+		return sizeTOML(text)
+	}
+	return quote(text)
+}
+
+// sizeTOML is a size as TOML: a number where there is no unit.
+func sizeTOML(text string) string {
+	if strings.Trim(text, "0123456789") == "" {
+		return text
 	}
 	return quote(text)
 }
