@@ -158,10 +158,12 @@ func (d *keptDir) text(digest kv.Digest) (text []byte, err error) {
 	return text, err
 }
 
-// Plan reads the plan with a digest, for pieces written under an earlier layout.
-func (d *keptDir) Plan(digest kv.Digest) (*kv.Plan, error) {
-	var plan *kv.Plan
-	_, err := d.kept(pieceformat.PlansDir, digest.String(), func(b []byte) error {
+// Plan finds the plan with a digest, for pieces written under an earlier layout.
+func (d *keptDir) Plan(digest kv.Digest) (plan *kv.Plan, err error) {
+	if known, ok := d.Catalog.Plans.Load(digest); ok {
+		return known.(*kv.Plan), nil
+	}
+	_, err = d.kept(pieceformat.PlansDir, digest.String(), func(b []byte) error {
 		p, err := kv.DecodePlan(b)
 		switch {
 		case err != nil:
@@ -170,6 +172,7 @@ func (d *keptDir) Plan(digest kv.Digest) (*kv.Plan, error) {
 			return fmt.Errorf("%w: the file %s holds plan %s", pieceformat.ErrUnknownPlan, digest, p.Digest())
 		}
 		plan = p
+		d.Catalog.Plans.Store(digest, p)
 		return nil
 	})
 	if errors.Is(err, fs.ErrNotExist) {

@@ -15,72 +15,102 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
 
+// hierarchy is a store's roots, and the levels that they make. Bytes of other hosts are in one root, which is the last one and has the
+// farthest level for itself.
+type hierarchy struct {
+	roots   []*root  // as configured
+	levels  []*level // nearest first
+	beyond  *level   // the level of the other hosts' root; nil: no host lends
+	lent    []*level // the own levels that other hosts borrow from: a remote one is not among them, as they reach it as soon themselves
+	offered *level   // the last own level, where hosts offer each other what they evict; nil: it is not offered
+}
+
 // level is the roots that are equally near. An entry may have a copy in each level. It implements [moves.Level].
 type level struct {
-	store  *Store
-	number int      // as configured
-	places []uint32 // of the roots, in the configuration
-	roots  []*root
-	count  moves.Counters // of moves to it
-	said   saying         // by the upkeep of the first root
-	early  earlies        // entries that are farther away because memory was being allocated
-	hits   atomic.Uint64  // keys granted
-	loaded atomic.Uint64  // bytes of pieces that were opened for loads
+	store    *Store
+	number   int      // as configured
+	places   []uint32 // of the roots, in the configuration
+	roots    []*root
+	count    moves.Counters // of moves to it
+	said     saying         // by the upkeep of the first root
+	early    earlies        // entries that are farther away because memory was being allocated
+	turnover turnover       // of an offered level
+	hits     atomic.Uint64  // keys granted
+	loaded   atomic.Uint64  // bytes of pieces that were opened for loads
 }
 
-// levelsOf are the levels of a store, nearest first. Their roots are not open yet.
-func levelsOf(s *Store) (list []*level) {
+// hierarchyOf are the levels of a configuration. Their roots are not open yet.
+func hierarchyOf(s *Store) (h hierarchy) {
 	for number := range MaxLevels {
 		l := &level{store: s, number: number}
-		for i, r := range s.cfg.Roots {
-			if r.Level == number {
+		var lent, shared, remote bool
+		for i := range s.cfg.Roots {
+			if r := &s.cfg.Roots[i]; r.Level == number {
 				l.places = append(l.places, uint32(i))
+				lent, shared, remote = lent || r.Lender != nil, shared || r.Shared, remote || r.Remote
 			}
 		}
-		if len(l.places) > 0 {
-			list = append(list, l)
-		}
-	}
-	return list
-}
-
-// below is the next level, or nil.
-func (l *level) below() *level {
-	if n := slices.Index(l.store.own, l) + 1; n > 0 && n < len(l.store.own) {
-		return l.store.own[n]
-	}
-	return nil
-}
-
-// sortLevels says which levels take stores, which of these other hosts may borrow from, and which one is offered what others evict: the
-// last one, unless other hosts reach it as soon themselves.
-func (s *Store) sortLevels() {
-	for _, l := range s.levels {
-		var lent, shared, remote bool
-		for _, i := range l.places {
-			r := &s.cfg.Roots[i]
-			lent, shared, remote = lent || r.Lender != nil, shared || r.Shared, remote || r.Remote
-		}
-		if lent {
-			s.beyond = l
+		if len(l.places) == 0 {
 			continue
 		}
-		s.own = append(s.own, l)
+		if h.levels = append(h.levels, l); lent {
+			h.beyond = l
+			continue
+		}
 		if !remote {
-			s.lent = append(s.lent, l)
+			h.lent = append(h.lent, l)
 		}
-		if s.offered = l; shared || remote {
-			s.offered = nil
+		if h.offered = l; shared || remote {
+			h.offered = nil
 		}
 	}
-	if s.beyond == nil {
-		s.offered = nil
+	if h.beyond == nil {
+		h.offered = nil
 	}
+	return h
 }
 
-// levelOf is the level of a root that is configured.
-func levelOf(s *Store, cfg *RootConfig) *level {
-	return s.levels[slices.IndexFunc(s.levels, func(l *level) bool { return l.number == cfg.Level })]
+// at is the level with a number.
+func (h *hierarchy) at(number int) *level {
+	return h.levels[slices.IndexFunc(h.levels, func(l *level) bool { return l.number == number })]
+}
+
+// own are the levels that take stores, nearest first.
+func (h *hierarchy) own() []*level {
+	if h.beyond == nil {
+		return h.levels
+	}
+	return h.levels[:len(h.levels)-1]
+}
+
+// ours are the roots of the own levels.
+func (h *hierarchy) ours() []*root {
+	if h.beyond == nil {
+		return h.roots
+	}
+	return h.roots[:len(h.roots)-len(h.beyond.roots)]
+}
+
+// borrowed is the root of the other hosts' bytes, or nil.
+func (h *hierarchy) borrowed() *root {
+	if h.beyond == nil {
+		return nil
+	}
+	return h.beyond.roots[0]
+}
+
+// onward are the own levels from this one on.
+func (l *level) onward() []*level {
+	own := l.store.own()
+	return own[slices.Index(own, l):]
+}
+
+// below is the next own level, or nil.
+func (l *level) below() *level {
+	if l == l.store.beyond || len(l.onward()) == 1 {
+		return nil
+	}
+	return l.onward()[1]
 }
 
 // choose is the root of a new entry in the level: the place policy's choice, if it is of the level, or the one with
@@ -174,7 +204,7 @@ func countCopies(s *Store) {
 		return
 	}
 	var sets []*entries.Set
-	for _, r := range s.ours {
+	for _, r := range s.ours() {
 		sets = append(sets, &r.Set)
 	}
 	entries.CountCopies(sets)
@@ -182,11 +212,10 @@ func countCopies(s *Store) {
 
 // ways are the levels that the copy of an entry may go to: what leaves may go beyond the next one, as what is new.
 func (l *level) ways(e *moves.Entry) []*level {
-	at := slices.Index(l.store.own, l)
 	if e.Leaves() {
-		return l.store.own[at:]
+		return l.onward()
 	}
-	return l.store.own[at : at+1]
+	return l.onward()[:1]
 }
 
 // DropPart implements [moves.Level].

@@ -49,8 +49,11 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	}
 	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
 	byPrefix := c.Lookup == kv.ByPrefix
-	w := walk{store: s, class: c, keys: q.Keys, ranks: q.Ranks, pin: q.Pin, touches: s.requests.Begin(q.Request), levels: s.levels}
-	if w.bounded = q.Pin || q.Lend; q.Lend {
+	w := walk{
+		wanted: wanted{class: c, keys: q.Keys, ranks: q.Ranks, pin: q.Pin, bounded: q.Pin || q.Lend},
+		standing: standing{store: s, levels: s.levels}, lease: l, touches: s.requests.Begin(q.Request),
+	}
+	if q.Lend {
 		w.levels, byPrefix = s.lent, q.Leading
 	}
 	w.cause = evictor.Cause{Request: q.Request, Time: s.seq.Clock()}
@@ -71,15 +74,11 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		}
 	}
 	w.leave()
-	l.bytes, l.scarce, l.short = int64(w.units)*abi.SizeUnit, w.scarce, w.short
 	if w.shadows.On() {
 		w.endShadows(q.Keys[asked:])
 	}
 	if len(l.grants) < cap(l.grants)/2 {
 		l.grants = append([]grant(nil), l.grants...) // a lease, and its request, may last
-	}
-	for n := range s.levels {
-		l.found[n] = uint32(w.hits[n])
 	}
 	if q.After != nil { // before the prefetch: an entry has one copy under way, which this cancels
 		q.After.mu.Lock()
@@ -113,33 +112,40 @@ func (s *Store) counted(l, first *Lease, keys int) {
 }
 
 // Has says whether an entry is in an own root.
-func (s *Store) Has(fp uint64) bool { return holds(s.ours, fp, index.Complete) }
+func (s *Store) Has(fp uint64) bool { return holds(s.ours(), fp, index.Complete) }
 
-// walk goes through a lookup's keys, for each from the nearest level on, and within a level with the root where the last
-// one was found: the next is there too. It keeps that root's lock while it stays.
+// walk goes through a lookup's keys, for each from the nearest level on, and enters in the lease what it finds.
 type walk struct {
-	store   *Store
+	wanted
+	standing
+	lease   *Lease
+	touches touchLog
+	shadows shadow.Lookup
+	cause   evictor.Cause // the events' cause, with the tenant of the entry that was met last
+	ahead   index.Prefetch
+}
+
+// wanted is what a walk looks for.
+type wanted struct {
 	class   *catalog.Class
 	keys    []kv.Key
 	ranks   uint64
-	levels  []*level
-	pin     bool // see LookupRequest.Pin
+	pin     bool // no hit and no touch
 	bounded bool // to PinShare
-	touches touchLog
-	seconds int64          // since 1970, see second
-	at      int            // the root that is locked, if locked
-	last    [MaxLevels]int // where in each level the last key was found
-	hits    [MaxLevels]uint64
-	units   uint64 // size of what was granted, in abi.SizeUnit
-	scarce  bool   // see Lease.Holds
-	short   bool   // see Lease.Short
+}
+
+// standing is the root that a walk looks at, with its lock. Keys that follow each other are in one root most of the time, so the walk
+// begins each key there and keeps the lock while it stays.
+type standing struct {
+	store   *Store
+	levels  []*level
+	last    [MaxLevels]int // in each level, the root where the last key was found
+	at      int            // the root that is locked
 	locked  bool
-	open    bool // that root grants
-	owner   uint32
-	fits    bool // entries of owner are of the class
-	shadows shadow.Lookup
-	cause   evictor.Cause // of the events; its tenant is owner's
-	ahead   index.Prefetch
+	grants  bool   // the root lets lookups grant its entries
+	owner   uint32 // the owner of the entry that was met last in the root
+	fits    bool   // entries of that owner are of the class
+	seconds int64  // the time of day, once it was asked for
 }
 
 // grant pins and touches the entry of the i-th key, wherever it is.
@@ -161,15 +167,16 @@ func (w *walk) grant(i int, g *grant) bool {
 			r := w.store.roots[w.at]
 			slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i])
 			if e != nil && w.bounded && e.Pins() == 0 && r.leased() >= PinShare {
-				w.short, e = true, nil
+				w.lease.short, e = true, nil
 			}
 			if e != nil {
 				w.touch(r, i, slot, e, fp)
+				units := r.Index.EntryUnits(slot, e)
 				if w.shadows.On() {
-					w.shadows.Hit(fp, e.Parent(), r.Index.EntryUnits(slot, e), e.Depth())
+					w.shadows.Hit(fp, e.Parent(), units, e.Depth())
 				}
-				w.hits[n]++
-				w.units += uint64(r.Index.EntryUnits(slot, e))
+				w.lease.found[n]++
+				w.lease.bytes += int64(units) * abi.SizeUnit
 				*g = grant{Fingerprint: fp, Slot: slot, Root: uint32(w.at)}
 				return true
 			}
@@ -194,12 +201,11 @@ func (w *walk) seek(n int) {
 	r := w.store.roots[at]
 	r.Lock()
 	w.at, w.locked, w.owner = at, true, index.MaxOwners
-	w.open = r.Health.Serves() && r.owner.grants()
+	w.grants = r.Health.Serves() && r.owner.grants()
 }
 
-// second is the time of day, by the clock that entries' ends are of: now counts from the store's start, and is not set
-// back.
-func (w *walk) second() int64 {
+// second is the time of day in seconds since 1970, by which entries expire. The clock of events counts from the store's start.
+func (w *standing) second() int64 {
 	if w.seconds == 0 {
 		w.seconds = w.store.cfg.Now().Unix()
 	}
@@ -209,7 +215,7 @@ func (w *walk) second() int64 {
 func (w *walk) leave() {
 	if w.locked {
 		r := w.store.roots[w.at]
-		w.scarce = w.scarce || 2*r.Index.Held() > r.Index.Len() && r.leased() > 0.75
+		w.lease.scarce = w.lease.scarce || 2*r.Index.Held() > r.Index.Len() && r.leased() > 0.75
 		r.Unlock()
 		w.locked = false
 	}
@@ -234,7 +240,7 @@ func (w *walk) find(r *root, likely uint32, fp uint64, k *kv.Key) (uint32, *inde
 		e = x.At(slot)
 		w.isOf(r, e)
 	}
-	if !w.open || e.Is(index.Evicting) ||
+	if !w.grants || e.Is(index.Evicting) ||
 		x.EntryPieces(slot, e)&w.ranks != w.ranks || x.Expiries.Any() && r.Expired(slot, w.second()) {
 		return index.None, nil
 	}

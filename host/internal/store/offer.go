@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
@@ -15,7 +16,7 @@ import (
 
 // elsewhere completes what concerns other hosts of a candidate.
 func (s *Store) elsewhere(c *abi.Candidate) {
-	if s.own[len(s.own)-1].number == int(c.To) {
+	if own := s.own(); own[len(own)-1].number == int(c.To) {
 		c.Flags |= abi.CandidateLast
 	}
 	l := s.cfg.lender
@@ -34,13 +35,18 @@ func (s *Store) elsewhere(c *abi.Candidate) {
 // and not where other hosts reach it as soon themselves.
 func (r *root) offers() bool { return r.level == r.store.offered }
 
+// turnover says how long an offered level takes to replace what it holds.
+type turnover struct {
+	mu sync.Mutex
+	policy.Turnover
+}
+
 // replaced counts bytes of the level that were evicted.
 func (l *level) replaced(bytes int64) {
 	_, content := l.room()
-	t := &l.store.turnover
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.Replaced(bytes, content, time.Duration(l.store.seq.Clock()))
+	l.turnover.mu.Lock()
+	defer l.turnover.mu.Unlock()
+	l.turnover.Replaced(bytes, content, time.Duration(l.store.seq.Clock()))
 }
 
 func (l *level) room() (free, capacity int64) {
@@ -53,16 +59,17 @@ func (l *level) room() (free, capacity int64) {
 
 // Turnover is how long the last own level takes to replace what it holds; 0 where it is offered nothing and offers nothing.
 func (s *Store) Turnover() time.Duration {
-	if s.offered == nil {
+	l := s.offered
+	if l == nil {
 		return 0
 	}
-	free, capacity := s.offered.room()
+	free, capacity := l.room()
 	if policy.HasRoom(free, capacity) {
 		return policy.Endless
 	}
-	s.turnover.mu.Lock()
-	defer s.turnover.mu.Unlock()
-	return max(1, s.turnover.Of(capacity, time.Duration(s.seq.Clock())))
+	l.turnover.mu.Lock()
+	defer l.turnover.mu.Unlock()
+	return max(1, l.turnover.Of(capacity, time.Duration(s.seq.Clock())))
 }
 
 // peerLevel is the level of other hosts as what evicted entries are offered to. It implements [moves.Taker].
@@ -108,7 +115,7 @@ func (s *Store) Take(ctx context.Context, digest kv.Digest, l *Loan) bool {
 	}
 	defer s.GiveBack(list, true)
 	var m *entries.Move
-	from := s.borrowed
+	from := s.borrowed()
 	from.Lock()
 	if from.Stands(list[0]) {
 		m = from.Moves.Copy(list[0].Slot)

@@ -121,7 +121,7 @@ func (p *Piece) Verify(head []byte) (*Head, error) {
 	}
 	plan := p.class.Plan
 	if h.Plan != plan.Digest() {
-		if plan, err = p.root.plan(h.Plan); err != nil {
+		if plan, err = p.root.kept.Plan(h.Plan); err != nil {
 			return nil, err
 		}
 		if now := p.class.Plan.Geometry(); plan.Geometry().Blocks != now.Blocks ||
@@ -179,16 +179,4 @@ func (p *Piece) Close() {
 	if p.isLoad {
 		p.root.store.loads.End()
 	}
-}
-
-// plan finds a plan by its digest, for pieces written under an earlier layout.
-func (r *root) plan(d kv.Digest) (*kv.Plan, error) {
-	if p, ok := r.store.plans.Load(d); ok {
-		return p.(*kv.Plan), nil
-	}
-	p, err := r.kept.Plan(d)
-	if err == nil {
-		r.store.plans.Store(d, p)
-	}
-	return p, err
 }

@@ -47,7 +47,7 @@ func (s *Store) reserve(ctx context.Context, p *Put) (*Put, error) {
 // levels are those that the put may go to.
 func (q *PutRequest) levels(s *Store) []*level {
 	if q.copy == nil {
-		return s.own
+		return s.own()
 	}
 	return q.copy.level.ways(q.copy.entry)
 }
@@ -73,7 +73,7 @@ func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
 
 // has says whether any root has the piece.
 func (s *Store) has(p *Put) bool {
-	return slices.ContainsFunc(s.ours, func(r *root) bool {
+	return slices.ContainsFunc(s.ours(), func(r *root) bool {
 		if !r.Health.Serves() {
 			return false
 		}

@@ -30,7 +30,7 @@ func (s *Store) AwaitLoads() { _ = s.loads.Await(s.run, mostAwaited) }
 // MeasureReads tells how many bytes per second are read from each directory that has pieces from an earlier life, in the background: without
 // that the first loads would have to be made to know whether they pay.
 func (s *Store) MeasureReads(tell func(root string, perSecond float64)) {
-	for _, r := range s.ours {
+	for _, r := range s.ours() {
 		if r.cfg.NoDirectory {
 			continue // memory is empty, and requests to a bucket are paid for
 		}

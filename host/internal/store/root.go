@@ -64,7 +64,7 @@ type meter struct {
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	log := s.log.With("root", cfg.Path)
 	r := &root{
-		store: s, cfg: cfg, upkeepWake: make(chan struct{}, 1), level: levelOf(s, &cfg), scanned: make(chan struct{}),
+		store: s, cfg: cfg, upkeepWake: make(chan struct{}, 1), level: s.at(cfg.Level), scanned: make(chan struct{}),
 	}
 	changes, copies := s.changes, s.copies
 	if cfg.Lender != nil { // what others have is no change of what is here

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
@@ -30,39 +29,43 @@ type Store struct {
 	live     atomic.Pointer[Config] // cfg with what Reload has changed
 	log      *slog.Logger
 	catalog  *catalog.Catalog
-	roots    []*root
-	ours     []*root  // but for borrowed
-	borrowed *root    // of beyond, or nil
-	levels   []*level // nearest first
-	own      []*level // those that take stores
-	lent     []*level // of them those that other hosts may borrow from: what is Remote they reach as soon themselves
-	beyond   *level   // of what other hosts lend, behind all others; nil: none do
+	changes  *entries.ChangeLog
+	requests *touchRecord
+	seq      files.Sequence
+	count    storeCounters
 
-	swapping *semaphore.Weighted // held while policies change
-	shadows  shadow.Set
-	plans    sync.Map // kv.Digest to *kv.Plan, of earlier layouts
+	hierarchy
+	copying
+	deciding
+	ownWork
 
-	discarding *staging.Turns            // half of the processors: it has no haste
-	stripes    [1024]*semaphore.Weighted // by fingerprint: a key is reserved once, in one root
-	requests   *touchRecord
+	stripes    [1024]*semaphore.Weighted // a key's fingerprint names its stripe: the key is reserved once, in one root
+	discarding *staging.Turns            // half of the processors: a discard has no haste
+}
+
+// copying is what the store has to copy entries from one level to another.
+type copying struct {
+	copies *entries.Copies // nil: there is one root
+	mover  *moves.Mover    // nil: there is one level
+	loads  moves.Loads     // copies wait for them
+}
+
+// deciding is what the store has to ask its policies, and to change them.
+type deciding struct {
+	swapping   *semaphore.Weighted // held while policies change
+	shadows    shadow.Set
 	candidates sync.Pool    // of *candidate
 	factsAt    atomic.Int64 // when the place policy last got facts about the roots
-
-	changes    *entries.ChangeLog
-	copies     *entries.Copies // nil: there is one root
-	mover      *moves.Mover    // nil: there is one level
-	offered    *level          // see root.offers; nil: none is
-	turnover   turnover        // of it
-	loads      moves.Loads
-	seq        files.Sequence
-	scanDone   chan struct{}
-	opened     atomic.Bool // roots is complete
-	closed     atomic.Bool
-	run        context.Context // of the store's own work
-	stop       context.CancelFunc
-	work       sync.WaitGroup
-	count      storeCounters
 	admitFault sync.Once
+}
+
+// ownWork is the work of the store that no caller waits for.
+type ownWork struct {
+	run      context.Context // done when the store closes
+	stop     context.CancelFunc
+	work     sync.WaitGroup
+	scanDone chan struct{}
+	closed   atomic.Bool
 }
 
 // Open locks the roots, finds what they hold, and starts. When it fails, nothing is left locked.
@@ -80,7 +83,6 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		}
 	}
 	s.tellRoots()
-	s.opened.Store(true)
 	s.work.Go(func() { s.catalog.Run(s.run) })
 	if s.mover != nil {
 		s.work.Go(func() { s.mover.Run(s.run) })
@@ -100,20 +102,19 @@ func prepare(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: entries.NewChangeLog(keptChanges),
+		cfg: cfg, log: cfg.Log, changes: entries.NewChangeLog(keptChanges),
 		requests: &touchRecord{seen: map[uint32]*touches{}}, discarding: staging.NewTurns(max(1, runtime.GOMAXPROCS(0)/2)),
 	}
 	s.live.Store(&s.cfg)
 	if len(cfg.Roots) > 1 {
 		s.copies = entries.NewCopies()
 	}
-	s.levels = levelsOf(s)
-	s.sortLevels()
+	s.hierarchy = hierarchyOf(s)
 	s.seq.Init(cfg.Now, cfg.HostID)
 	for i := range s.stripes {
 		s.stripes[i] = semaphore.NewWeighted(1)
 	}
-	s.scanDone = make(chan struct{})
+	s.swapping, s.scanDone = semaphore.NewWeighted(1), make(chan struct{})
 	s.candidates.New = func() any { return new(candidate) }
 	if err := s.openCatalog(ctx); err != nil {
 		return nil, err
@@ -130,11 +131,7 @@ func prepare(ctx context.Context, cfg Config) (*Store, error) {
 		if err != nil {
 			return nil, errors.Join(err, s.abandon())
 		}
-		if s.roots = append(s.roots, r); cfg.Lender != nil {
-			s.borrowed = r
-		} else {
-			s.ours = append(s.ours, r)
-		}
+		s.roots = append(s.roots, r)
 		r.level.roots = append(r.level.roots, r)
 	}
 	return s, nil
@@ -216,8 +213,8 @@ func (s *Store) ScratchName(root, what string) string {
 
 // tellRoots gives the place policy fresh facts.
 func (s *Store) tellRoots() {
-	facts := make([]abi.RootFacts, len(s.ours))
-	for i, r := range s.ours {
+	facts := make([]abi.RootFacts, len(s.ours()))
+	for i, r := range s.ours() {
 		facts[i] = r.facts(i)
 	}
 	s.catalog.SetRoots(facts)
@@ -262,7 +259,7 @@ func (s *Store) Changes() *entries.ChangeLog { return s.changes }
 
 // Snapshot calls yield with the entries that are resident, as changes without a number, until it returns false. Changes
 // during the call may be missing or not: the log has them, from an [entries.ChangeLog.Start] before the call on.
-func (s *Store) Snapshot(yield func([]entries.Change) bool) { snapshot(s.ours, yield) }
+func (s *Store) Snapshot(yield func([]entries.Change) bool) { snapshot(s.ours(), yield) }
 
 func snapshot(roots []*root, yield func([]entries.Change) bool) bool {
 	batch := make([]entries.Change, 0, entries.SnapshotStep)
@@ -340,10 +337,4 @@ func (k keptFiles) Forget(dir, base string) {
 type candidate struct {
 	ask    [1]abi.Candidate
 	answer [1]bool
-}
-
-// turnover is that of the level.
-type turnover struct {
-	mu sync.Mutex
-	policy.Turnover
 }

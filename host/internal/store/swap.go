@@ -110,7 +110,7 @@ func (s *Store) replace(
 
 // prepareEvict gets a policy ready for its roots. Those that are ready are in the answer also when there is an error.
 func (s *Store) prepareEvict(ctx context.Context, w *Swap, to *evictor.Policy) (changes []handover, err error) {
-	for _, r := range s.ours {
+	for _, r := range s.ours() {
 		from := r.Policy()
 		if w.Root != "" && w.Root != r.Path || w.From != "" && w.From != from.Label {
 			continue

@@ -49,6 +49,7 @@ type Catalog struct {
 	Tenants *Tenants
 
 	Compression codec.Set
+	Plans       sync.Map // kv.Digest to *kv.Plan: plans of earlier layouts that pieces were read by
 
 	admit  atomic.Pointer[Bindings[*policy.Admit]]
 	layout atomic.Pointer[Bindings[*policy.Layout]]
