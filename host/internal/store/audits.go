@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path"
 	"strings"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
@@ -169,7 +169,7 @@ func (c *scan) fileAll(ctx context.Context, list []string) error {
 	for _, rel := range list {
 		work.Go(func() error {
 			if ctx.Err() == nil {
-				c.file(rel, staging.Info{}.Entry(path.Base(rel)))
+				c.file(rel, files.KindOf(rel, true))
 			}
 			return nil
 		})

@@ -60,8 +60,8 @@ func (d *keptDir) owners(x *index.Index) []pieceformat.CheckpointOwner {
 // the index is of no use then. An error says that the checkpoint could not be removed.
 func (d *keptDir) takeCheckpoint(x *index.Index) (when int64, ok bool, err error) {
 	var c pieceformat.Checkpoint
-	err = d.read(pieceformat.CheckpointFile, func(f staging.File, size int64) (err error) {
-		c, err = readCheckpoint(f, size, x, d.owner)
+	err = d.Open(pieceformat.CheckpointFile, func(f staging.File, info staging.Info) (err error) {
+		c, err = readCheckpoint(f, info.Size, x, d.owner)
 		return err
 	})
 	if errors.Is(err, fs.ErrNotExist) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
@@ -23,15 +22,6 @@ type keptDir struct {
 	Sequence *files.Sequence
 }
 
-// maxFile bounds what Read reads.
-const maxFile = 4 << 20
-
-// Read reads a whole file, given by its path below the root.
-func (d *keptDir) Read(rel string) ([]byte, error) {
-	b, _, err := pieceformat.ReadFile(d.FS, d.Slash+rel, maxFile)
-	return b, err
-}
-
 // Replace replaces a file, durably, name included.
 func (d *keptDir) Replace(rel string, write func(staging.File) error) error {
 	name := d.Slash + rel
@@ -39,19 +29,6 @@ func (d *keptDir) Replace(rel string, write func(staging.File) error) error {
 		return err
 	}
 	return d.FS.SyncDir(d.Slash + pieceformat.MetaDir)
-}
-
-// read opens a file and gives it to read, with its size.
-func (d *keptDir) read(rel string, read func(f staging.File, size int64) error) error {
-	f, err := d.FS.OpenFile(d.Path+"/"+rel, os.O_RDONLY, 0)
-	if err != nil {
-		return err
-	}
-	info, err := f.Stat()
-	if err == nil {
-		err = read(f, info.Size)
-	}
-	return errors.Join(err, f.Close())
 }
 
 // Keep writes a file with these bytes into a directory below the root, and its copy, durably, unless they are there.
@@ -66,7 +43,7 @@ func (d *keptDir) Keep(dir, base string, data []byte) error {
 
 func (d *keptDir) keep(dir, base string, data []byte) error {
 	name := d.Slash + dir + "/" + base
-	if old, err := d.Read(dir + "/" + base); err == nil && bytes.Equal(old, data) {
+	if old, _, err := d.Read(dir + "/" + base); err == nil && bytes.Equal(old, data) {
 		return d.syncNames(dir) // whoever wrote it may have been killed before that
 	}
 	err := health.Clear(d.FS, name, false, d.Log)
@@ -79,30 +56,18 @@ func (d *keptDir) keep(dir, base string, data []byte) error {
 	return d.syncNames(dir)
 }
 
-// kept reads a file that Keep has written, and judges it. A copy that is missing or damaged is written again.
-func (d *keptDir) kept(dir, base string, judge func([]byte) error) (data []byte, err error) {
-	for _, dir := range pieceformat.Copies(dir) {
-		b, bad := d.Read(dir + "/" + base)
-		if bad == nil {
-			bad = judge(b)
-		}
-		switch {
-		case bad == nil:
-			data = b
-		case err == nil || errors.Is(err, fs.ErrNotExist):
-			err = bad
-		}
+// heal writes a file again of which one copy is missing or damaged.
+func (d *keptDir) heal(dir string, digest kv.Digest, data []byte, bad error) {
+	if data == nil || bad == nil {
+		return
 	}
-	if data == nil || err == nil {
-		return data, err
+	file := dir + "/" + digest.String()
+	if !errors.Is(bad, fs.ErrNotExist) {
+		d.Log.Warn("one of two copies cannot be read and is written again", "file", file, "error", bad)
 	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		d.Log.Warn("one of two copies cannot be read and is written again", "file", dir+"/"+base, "error", err)
+	if err := d.Keep(dir, digest.String(), data); err != nil {
+		d.Log.Warn("there is one copy of two", "file", file, "error", err)
 	}
-	if err := d.Keep(dir, base, data); err != nil {
-		d.Log.Warn("there is one copy of two", "file", dir+"/"+base, "error", err)
-	}
-	return data, nil
 }
 
 func (d *keptDir) syncNames(dir string) error {
@@ -128,8 +93,20 @@ func (d *keptDir) loadNamespaces() error {
 	return nil
 }
 
+// readTries is how often a namespace's text is read, so that a transient error does not cost what is in the namespace.
+const readTries = 3
+
 func (d *keptDir) loadNamespace(digest kv.Digest) {
-	text, err := d.text(digest)
+	var text []byte
+	var err error
+	for range readTries {
+		if text, err = d.Text(digest); text != nil || errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	if d.heal(pieceformat.NamespacesDir, digest, text, err); text != nil {
+		err = nil
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -139,46 +116,22 @@ func (d *keptDir) loadNamespace(digest kv.Digest) {
 	d.Catalog.AddText(digest, string(text), err)
 }
 
-// readTries is how often a namespace's text is read, so that a transient error does not cost what is in the namespace.
-const readTries = 3
-
-// text reads the text of a namespace.
-func (d *keptDir) text(digest kv.Digest) (text []byte, err error) {
-	for range readTries {
-		text, err = d.kept(pieceformat.NamespacesDir, digest.String(), func(b []byte) error {
-			if kv.TextDigest(b) != digest {
-				return fmt.Errorf("%w: its digest is another", pieceformat.ErrDamaged)
-			}
-			return nil
-		})
-		if err == nil || errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-	}
-	return text, err
-}
-
-// Plan finds the plan with a digest, for pieces written under an earlier layout.
-func (d *keptDir) Plan(digest kv.Digest) (plan *kv.Plan, err error) {
+// Plan finds a plan, for pieces written under an earlier layout.
+func (d *keptDir) Plan(digest kv.Digest) (*kv.Plan, error) {
 	if known, ok := d.Catalog.Plans.Load(digest); ok {
 		return known.(*kv.Plan), nil
 	}
-	_, err = d.kept(pieceformat.PlansDir, digest.String(), func(b []byte) error {
-		p, err := kv.DecodePlan(b)
-		switch {
-		case err != nil:
-			return fmt.Errorf("%w: %s: %w", pieceformat.ErrUnknownPlan, digest, err)
-		case p.Digest() != digest:
-			return fmt.Errorf("%w: the file %s holds plan %s", pieceformat.ErrUnknownPlan, digest, p.Digest())
-		}
-		plan = p
-		d.Catalog.Plans.Store(digest, p)
-		return nil
-	})
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, digest)
+	plan, b, err := d.Dir.Plan(digest)
+	switch d.heal(pieceformat.PlansDir, digest, b, err); {
+	case plan != nil:
+		d.Catalog.Plans.Store(digest, plan)
+		return plan, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, digest)
+	case pieceformat.IsDamage(err):
+		return nil, fmt.Errorf("%w: %s: %v", pieceformat.ErrUnknownPlan, digest, err)
 	}
-	return plan, err
+	return nil, err
 }
 
 // budgetFile keeps the count of a root's write budget. It implements [capacity.BudgetFile].
@@ -189,7 +142,7 @@ type budgetFile struct {
 
 // Load reads the count, zeros when there is none.
 func (f budgetFile) Load() (day, bytes int64, err error) {
-	text, err := f.Kept.Read(f.Name)
+	text, _, err := f.Kept.Read(f.Name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, 0, nil
 	}
@@ -221,8 +174,8 @@ func (d *keptDir) removeState() { _ = d.FS.Remove(d.Path + "/" + pieceformat.Sta
 // loadState reads the state that belongs to the checkpoint of a time, or the zero State when there is none.
 func (d *keptDir) loadState(when int64) policy.State {
 	var s pieceformat.State
-	err := d.read(pieceformat.StateFile, func(f staging.File, size int64) (err error) {
-		b := make([]byte, min(size, pieceformat.MaxStateFile))
+	err := d.Open(pieceformat.StateFile, func(f staging.File, info staging.Info) (err error) {
+		b := make([]byte, min(info.Size, pieceformat.MaxStateFile))
 		if _, err = f.ReadAt(b, 0); err != nil {
 			return err
 		}

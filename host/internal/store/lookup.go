@@ -50,7 +50,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
 	byPrefix := c.Lookup == kv.ByPrefix
 	w := walk{
-		wanted: wanted{class: c, keys: q.Keys, ranks: q.Ranks, pin: q.Pin, bounded: q.Pin || q.Lend},
+		wanted:   wanted{class: c, keys: q.Keys, ranks: q.Ranks, pin: q.Pin, bounded: q.Pin || q.Lend},
 		standing: standing{store: s, levels: s.levels}, lease: l, touches: s.requests.Begin(q.Request),
 	}
 	if q.Lend {

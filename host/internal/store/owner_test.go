@@ -188,7 +188,7 @@ func (k *pair) takenName(t *testing.T) {
 	f, at := k.open(t, 128, 1) // its quarantine has room
 	f.mustPut(0)
 	read := func(name string) []byte {
-		data, _, err := pieceformat.ReadFile(f.root().FS, name, maxFile)
+		data, _, err := pieceformat.ReadFile(f.root().FS, name, 4<<20)
 		f.must(err)
 		return data
 	}

@@ -129,10 +129,8 @@ func (p *Piece) Verify(head []byte) (*Head, error) {
 			return nil, fmt.Errorf("%w: plan %s is of another geometry", pieceformat.ErrWrongPiece, h.Plan)
 		}
 	}
-	g := plan.Geometry()
-	if h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) || h.Blocks != g.Blocks {
-		return nil, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d",
-			pieceformat.ErrDamaged, h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
+	if err := h.Fits(plan); err != nil {
+		return nil, err
 	}
 	if err := p.head.Read(&h, plan, head); err != nil {
 		return nil, err

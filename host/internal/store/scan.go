@@ -132,15 +132,12 @@ func (c *scan) walk(ctx context.Context) error {
 	if c.by.from != nil {
 		return c.list(ctx, c.by.from)
 	}
-	err := staging.Walk(ctx, d.FS, d.Path, pieceformat.MetaDir, c.by.root.store.cfg.ScanWorkers, c.file, c.skipped)
-	return errors.Join(err, c.short)
+	return errors.Join(d.Walk(ctx, "", c.by.root.store.cfg.ScanWorkers, c.file, c.skipped), c.short)
 }
 
 // file judges one file. rel is its path below the root.
-func (c *scan) file(rel string, e fs.DirEntry) {
-	c.by.count.Scanned.Add(1)
-	base := filepath.Base(rel)
-	if _, temp := pieceformat.ParseTemp(base); !temp && (!e.Type().IsRegular() || base[0] == '.') {
+func (c *scan) file(rel string, is files.FileKind) {
+	if c.by.count.Scanned.Add(1); is == files.Foreign {
 		c.by.count.Foreign.Add(1)
 		return
 	}
@@ -167,7 +164,7 @@ func (c *scan) look(rel string) {
 		h, info, err = d.Look(name)
 	}
 	if cond := health.Judge(err); c.late || err != nil && cond != health.Other && cond != health.Unanswered {
-		h, info, err = files.LookIn(d.Health.Bare(), name) // once more, without a second error of the device
+		h, info, err = d.By(d.Health.Bare()).Look(name) // once more, without a second error of the device
 	}
 	if err == nil {
 		c.identify(name, rel, &h, pieceformat.Padded(info.Allocated))
@@ -298,10 +295,8 @@ func (c *scan) revisit(ctx context.Context, rel string) {
 		c.look(rel)
 		return
 	}
-	d := c.by.kept
-	if err := staging.Walk(ctx, d.Health.Bare(), d.Slash+dir, pieceformat.MetaDir, c.by.root.store.cfg.ScanWorkers,
-		func(sub string, e fs.DirEntry) { c.file(rel+sub, e) },
-		func(sub string, err error) { c.skipped(rel+sub, err) }); err != nil {
+	d := c.by.kept.By(c.by.kept.Health.Bare())
+	if err := d.Walk(ctx, rel, c.by.root.store.cfg.ScanWorkers, c.file, c.skipped); err != nil {
 		c.skipped(dir, err)
 	}
 }

@@ -162,15 +162,11 @@ func (c *sole) scan(ctx context.Context) error {
 
 // unshared says who shares a root that this host wants for itself.
 func (c *sole) unshared() error {
-	entries, err := c.r.FS.ReadDir(c.r.Path + "/" + shared.Dir + "/hosts")
-	if errors.Is(err, fs.ErrNotExist) || files.Misled(err) || err == nil && len(entries) == 0 {
-		return nil
-	} else if err != nil {
+	names, err := shared.Hosts(c.r.FS, c.r.Path)
+	if err != nil {
 		return fmt.Errorf("store: root %s: %w", c.r.Path, err)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
+	} else if len(names) == 0 {
+		return nil
 	}
 	return fmt.Errorf("%w: %s is shared by %s: stop them, or set shared = true here too; "+
 		"remove what is in %s/hosts of hosts that were killed",

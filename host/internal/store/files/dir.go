@@ -3,17 +3,14 @@ package files
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"os"
 	"sync"
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,9 +27,7 @@ type Config struct {
 
 // Dir is the directory of one root. It is safe for concurrent use.
 type Dir struct {
-	Path       string // absolute
-	Slash      string // Path and a slash
-	FS         staging.FS
+	Reader
 	Log        *slog.Logger
 	Health     *health.Monitor
 	Orphans    Orphans
@@ -51,55 +46,11 @@ type Dir struct {
 // New makes a Dir. Nothing is looked at yet.
 func New(cfg Config) *Dir {
 	d := &Dir{
-		Path: cfg.Path, Slash: cfg.Path + "/", FS: cfg.Health.FS(), Log: cfg.Log, Health: cfg.Health,
-		account: cfg.Account, strict: cfg.Strict,
+		Reader: NewReader(cfg.Health.FS(), cfg.Path), Log: cfg.Log, Health: cfg.Health, account: cfg.Account, strict: cfg.Strict,
 	}
 	d.Orphans.init(d)
 	d.Quarantine.init(d, cfg)
 	return d
-}
-
-// Look reads the header of the file under a name.
-func (d *Dir) Look(name string) (pieceformat.Header, staging.Info, error) { return LookIn(d.FS, name) }
-
-// LookIn is Look in a file system.
-func LookIn(fsys staging.FS, name string) (pieceformat.Header, staging.Info, error) {
-	f, err := fsys.OpenFile(name, os.O_RDONLY, 0)
-	if err != nil {
-		return pieceformat.Header{}, staging.Info{}, err
-	}
-	defer f.Close()
-	return Inspect(f)
-}
-
-// Inspect decodes the header of an open file and compares it with the file's size.
-func Inspect(f staging.File) (pieceformat.Header, staging.Info, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return pieceformat.Header{}, info, err
-	}
-	var page [pieceformat.Page]byte
-	n, err := f.ReadAt(page[:min(info.Size, pieceformat.Page)], 0)
-	if err != nil && n < pieceformat.Page && err != io.EOF {
-		return pieceformat.Header{}, info, err // which says nothing of what is in the file
-	}
-	h, err := pieceformat.DecodeHeader(page[:n])
-	if err == nil && h.FileBytes() != info.Size {
-		err = fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, info.Size, h.FileBytes())
-	}
-	return h, info, err
-}
-
-// Blank says whether a file has room for a piece and no first page yet.
-func (d *Dir) Blank(name string) bool {
-	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	var page, zero [pieceformat.Page]byte
-	n, err := f.ReadAt(page[:], 0)
-	return n == len(page) && (err == nil || err == io.EOF) && page == zero
 }
 
 // Unlink removes a file. The error is [fs.ErrNotExist] when there was none. An unlink can report an error although it

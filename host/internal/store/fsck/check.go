@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -54,7 +55,7 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 	}
 	o.complete(dir)
 	c := &check{
-		o: o, dir: dir, rate: moves.Rate{PerSecond: o.ReadLimit}, texts: map[kv.Digest]string{}, plans: map[kv.Digest]*kv.Plan{},
+		o: o, dir: dir, disk: files.NewReader(o.FS, dir), rate: moves.Rate{PerSecond: o.ReadLimit}, texts: map[kv.Digest]string{}, plans: map[kv.Digest]*kv.Plan{},
 		linked: map[inode]bool{},
 		report: Report{Root: dir, Quick: o.Quick, Namespaces: map[kv.Digest]*Usage{}, Found: map[Kind]*Usage{}},
 	}
@@ -110,13 +111,9 @@ func (c *check) lock() ([]io.Closer, error) {
 
 // unshared says who shares a bucket: hosts that do hold no lock.
 func (c *check) unshared() error {
-	list, err := c.o.FS.ReadDir(c.dir + "/" + shared.Dir + "/hosts")
-	if err != nil || len(list) == 0 {
+	names, err := shared.Hosts(c.o.FS, c.dir)
+	if err != nil || len(names) == 0 {
 		return err
-	}
-	var names []string
-	for _, e := range list {
-		names = append(names, e.Name())
 	}
 	return fmt.Errorf("%w: hosts share it: %s; remove what is in %s/hosts of hosts that were killed",
 		staging.ErrLocked, strings.Join(names, ", "), shared.Dir)
@@ -127,11 +124,10 @@ func Files(ctx context.Context, dir string, fsys staging.FS) (int64, error) {
 	if fsys == nil {
 		fsys = staging.Below(dir)
 	}
-	var mu sync.Mutex
-	var n int64
-	count := func(string, fs.DirEntry) { mu.Lock(); n++; mu.Unlock() }
-	err := staging.Walk(ctx, fsys, dir, pieceformat.MetaDir, runtime.GOMAXPROCS(0), count, func(string, error) {})
-	return n, err
+	var n atomic.Int64
+	disk := files.NewReader(fsys, dir)
+	err := disk.Walk(ctx, "", runtime.GOMAXPROCS(0), func(string, files.FileKind) { n.Add(1) }, func(string, error) {})
+	return n.Load(), err
 }
 
 func (o *Options) complete(dir string) {
@@ -153,6 +149,7 @@ func (o *Options) complete(dir string) {
 type check struct {
 	o     Options
 	dir   string
+	disk  files.Reader
 	slots *staging.Slots
 	rate  moves.Rate
 	bytes atomic.Int64 // read
@@ -171,40 +168,40 @@ func (c *check) run(ctx context.Context) error {
 	if err := c.meta(); err != nil {
 		return err
 	}
-	files := make(chan string, 64)
+	pieces := make(chan string, 64)
 	var workers sync.WaitGroup
 	for range c.o.Workers {
 		workers.Go(func() {
 			slot, err := c.slots.Acquire(ctx)
 			if err != nil {
-				for range files { // the walk must not wait for anybody
+				for range pieces { // the walk must not wait for anybody
 				}
 				return
 			}
 			defer slot.Release()
-			for rel := range files {
+			for rel := range pieces {
 				if ctx.Err() == nil {
 					c.file(ctx, rel, slot.Bytes())
 				}
 			}
 		})
 	}
-	visit := func(rel string, e fs.DirEntry) {
-		switch _, temp := pieceformat.ParseTemp(filepath.Base(rel)); {
-		case temp:
+	visit := func(rel string, is files.FileKind) {
+		switch is {
+		case files.Temporary:
 			c.temporary(rel)
-		case !e.Type().IsRegular() || filepath.Base(rel)[0] == '.':
+		case files.Foreign:
 			c.foreign(rel)
 		default:
-			files <- rel
+			pieces <- rel
 			return
 		}
 		c.progress(0)
 	}
-	err := staging.Walk(ctx, c.o.FS, c.dir, pieceformat.MetaDir, c.o.Workers, visit, func(rel string, err error) {
+	err := c.disk.Walk(ctx, "", c.o.Workers, visit, func(rel string, err error) {
 		c.found(Problem{Path: rel, Kind: Unreadable, What: err.Error()})
 	})
-	close(files)
+	close(pieces)
 	workers.Wait()
 	if err != nil {
 		return fmt.Errorf("fsck: %s: %w", c.dir, err)

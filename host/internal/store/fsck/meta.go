@@ -5,16 +5,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
 )
-
-// maxMeta bounds what is read as a whole: a namespace's text, a plan.
-const maxMeta = 4 << 20
 
 // meta reads what the store keeps for itself: everything that it takes to judge pieces, and what the next start goes
 // by.
@@ -29,9 +25,12 @@ func (c *check) meta() error {
 			return err
 		}
 	}
-	c.judge(pieceformat.CheckpointFile, pieceformat.CheckCheckpoint)
+	c.judge(pieceformat.CheckpointFile, func(f io.ReaderAt, size int64) error {
+		_, err := pieceformat.ReadCheckpoint(f, size, unused{})
+		return err
+	})
 	c.judge(pieceformat.StateFile, pieceformat.CheckState)
-	if b, info, err := c.small(pieceformat.WrittenFile); err != nil {
+	if b, info, err := c.disk.Read(pieceformat.WrittenFile); err != nil {
 		c.judgeMeta(pieceformat.WrittenFile, info, err)
 	} else {
 		_, _, err := pieceformat.DecodeWritten(b)
@@ -40,90 +39,69 @@ func (c *check) meta() error {
 	return nil
 }
 
+// unused is the visitor of a checkpoint that is read for its own sake.
+type unused struct{}
+
+func (unused) Head(pieceformat.Checkpoint) error        { return nil }
+func (unused) Owner(*pieceformat.CheckpointOwner) error { return nil }
+func (unused) Entry(*pieceformat.CheckpointEntry) error { return nil }
+
 func (c *check) takeText(d kv.Digest, b []byte) error {
-	c.kept.Lock()
-	defer c.kept.Unlock()
-	if kv.TextDigest(b) != d {
-		return fmt.Errorf("%w: its digest is %s", pieceformat.ErrDamaged, kv.TextDigest(b))
+	err := pieceformat.CheckText(d, b)
+	if err == nil {
+		c.kept.Lock()
+		c.texts[d] = string(b)
+		c.kept.Unlock()
 	}
-	if _, ok := c.texts[d]; ok {
-		return nil
-	}
-	c.texts[d] = string(b)
-	return nil
+	return err
 }
 
 func (c *check) takePlan(d kv.Digest, b []byte) error {
-	p, err := kv.DecodePlan(b)
-	if err == nil && p.Digest() != d {
-		err = fmt.Errorf("%w: its digest is %s", pieceformat.ErrDamaged, p.Digest())
+	p, err := pieceformat.DecodePlan(d, b)
+	if err == nil {
+		c.kept.Lock()
+		c.plans[d] = p
+		c.kept.Unlock()
 	}
-	if err != nil {
-		return err
-	}
-	c.kept.Lock()
-	defer c.kept.Unlock()
-	c.plans[d] = p
-	return nil
+	return err
 }
 
 // text is a namespace's text. A namespace that is not known may have been opened since the check began: a host keeps the
 // text before its first piece, so it is looked for again. A piece of a namespace with a text that cannot be read is no
 // orphan.
 func (c *check) text(d kv.Digest) (string, error) {
-	known := func() (string, bool) {
-		c.kept.Lock()
-		defer c.kept.Unlock()
-		text, ok := c.texts[d]
-		return text, ok
-	}
-	if text, ok := known(); ok {
+	c.kept.Lock()
+	defer c.kept.Unlock()
+	if text, ok := c.texts[d]; ok {
 		return text, nil
 	}
-	b, err := c.copied(pieceformat.NamespacesDir, d)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch b, err := c.disk.Text(d); {
+	case b != nil:
+		c.texts[d] = string(b)
+	case errors.Is(err, fs.ErrNotExist):
 		return "", fmt.Errorf("%w: digest %s", errUnknownNamespace, d)
-	}
-	if err == nil {
-		err = c.takeText(d, b)
-	}
-	if err != nil {
+	default:
 		return "", fmt.Errorf("fsck: the text of its namespace %s: %v", d, err) // not a judgement on the piece, whatever it is
 	}
-	return string(b), nil
+	return c.texts[d], nil
 }
 
 // plan is likewise.
 func (c *check) plan(d kv.Digest) (*kv.Plan, error) {
-	known := func() *kv.Plan {
-		c.kept.Lock()
-		defer c.kept.Unlock()
-		return c.plans[d]
-	}
-	if p := known(); p != nil {
+	c.kept.Lock()
+	defer c.kept.Unlock()
+	if p := c.plans[d]; p != nil {
 		return p, nil
 	}
-	b, err := c.copied(pieceformat.PlansDir, d)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch p, _, err := c.disk.Plan(d); {
+	case p != nil:
+		c.plans[d] = p
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, d)
-	}
-	if err == nil {
-		err = c.takePlan(d, b)
-	}
-	if err != nil {
+	default:
 		return nil, fmt.Errorf("fsck: its plan %s: %v", d, err)
 	}
-	return known(), nil
-}
-
-// copied reads a file that is there twice: the first copy that can be had.
-func (c *check) copied(dir string, d kv.Digest) (b []byte, err error) {
-	for _, dir := range pieceformat.Copies(dir) {
-		if b, _, err = c.small(dir + "/" + d.String()); err == nil {
-			break
-		}
-	}
-	return b, err
+	return c.plans[d], nil
 }
 
 // each goes through files that are named by the digest of what they hold.
@@ -143,7 +121,7 @@ func (c *check) each(dir string, take func(d kv.Digest, b []byte) error) error {
 			c.foreign(rel)
 			continue
 		}
-		b, info, err := c.small(rel)
+		b, info, err := c.disk.Read(rel)
 		if err == nil {
 			err = take(d, b)
 		}
@@ -167,22 +145,13 @@ func (c *check) judgeMeta(rel string, info staging.Info, err error) {
 	c.found(p)
 }
 
-func (c *check) small(rel string) ([]byte, staging.Info, error) {
-	return pieceformat.ReadFile(c.o.FS, c.dir+"/"+rel, maxMeta)
-}
-
 // judge holds a file that is too large to keep against its checksums.
 func (c *check) judge(rel string, how func(f io.ReaderAt, size int64) error) {
-	f, err := c.o.FS.OpenFile(c.dir+"/"+rel, os.O_RDONLY, 0)
-	if err != nil {
-		c.judgeMeta(rel, staging.Info{}, err)
-		return
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err == nil {
-		err = how(f, info.Size)
-	}
+	var info staging.Info
+	err := c.disk.Open(rel, func(f staging.File, is staging.Info) error {
+		info = is
+		return how(f, is.Size)
+	})
 	c.judgeMeta(rel, info, err)
 }
 

@@ -1,7 +1,6 @@
 package fsck
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -9,6 +8,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
@@ -75,15 +75,11 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 	if err != nil {
 		return v, err
 	}
-	if v.header, err = pieceformat.DecodeHeader(buf[:n]); err != nil {
-		v.blank = n == pieceformat.Page && !bytes.ContainsFunc(buf[:n], func(c rune) bool { return c != 0 })
+	if v.header, err = files.Head(buf[:n], v.info); err != nil {
+		v.blank = files.IsBlank(buf[:n])
 		return v, err
 	}
 	h := &v.header
-	if h.FileBytes() != v.info.Size {
-		return v, fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged,
-			v.info.Size, h.FileBytes())
-	}
 	text, err := c.text(h.Namespace)
 	if err != nil {
 		return v, err
@@ -97,13 +93,8 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 	if err != nil {
 		return v, err
 	}
-	if g := plan.Geometry(); h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) ||
-		h.Blocks != g.Blocks || h.Extent != kv.ExtentBytes {
-		return v, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d",
-			pieceformat.ErrDamaged, h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
-	}
-	if c.o.Quick {
-		return v, nil
+	if err := h.Fits(plan); err != nil || c.o.Quick {
+		return v, err
 	}
 	return v, c.payload(ctx, f, plan, buf, &v)
 }

@@ -321,27 +321,3 @@ func (r *checkpointReader) read(b []byte) ([]byte, error) {
 	}
 	return b, nil
 }
-
-// CheckCheckpoint compares a checkpoint with its checksums.
-func CheckCheckpoint(f io.ReaderAt, size int64) error {
-	head := make([]byte, checkpointHead)
-	if _, err := f.ReadAt(head, 0); err != nil && err != io.EOF {
-		return err
-	}
-	c, err := decodeCheckpoint(head)
-	if err != nil {
-		return err
-	}
-	return checkBody(f, checkpointHead, size, c.body)
-}
-
-func checkBody(f io.ReaderAt, from, size int64, want uint64) error {
-	sum := xxh3.New()
-	if _, err := io.Copy(sum, io.NewSectionReader(f, from, size-from)); err != nil {
-		return err
-	}
-	if got := sum.Sum64(); got != want {
-		return fmt.Errorf("%w: checksum %016x, its head says %016x", ErrDamaged, got, want)
-	}
-	return nil
-}

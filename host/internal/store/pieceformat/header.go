@@ -255,6 +255,16 @@ func (h *Header) validate(version uint32) error {
 	return nil
 }
 
+// Fits compares the header with the plan that it names.
+func (h *Header) Fits(plan *kv.Plan) error {
+	if g := plan.Geometry(); h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) || h.Blocks != g.Blocks ||
+		h.Extent != kv.ExtentBytes {
+		return fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d",
+			ErrDamaged, h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
+	}
+	return nil
+}
+
 // IsOf says whether the header is of this piece.
 func (h *Header) IsOf(namespace kv.Digest, group uint32, key *kv.Key, rank uint32) bool {
 	return h.Key == *key && h.Namespace == namespace && h.Group == group && h.Rank == rank

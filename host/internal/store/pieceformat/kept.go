@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/kvhost/kvhost/host/kv"
 	"github.com/zeebo/xxh3"
 )
 
@@ -75,7 +76,14 @@ func CheckState(f io.ReaderAt, size int64) error {
 	if err != nil {
 		return err
 	}
-	return checkBody(f, stateHead, size, sum)
+	body := xxh3.New()
+	if _, err := io.Copy(body, io.NewSectionReader(f, stateHead, size-stateHead)); err != nil {
+		return err
+	}
+	if got := body.Sum64(); got != sum {
+		return fmt.Errorf("%w: checksum %016x, its head says %016x", ErrDamaged, got, sum)
+	}
+	return nil
 }
 
 // EncodeWritten is the text of a count of bytes written on a day, which is counted from 1970.
@@ -90,4 +98,24 @@ func DecodeWritten(text []byte) (day, bytes int64, err error) {
 		return 0, 0, fmt.Errorf("%w: count of bytes written: %.40q", ErrDamaged, text)
 	}
 	return day, bytes, nil
+}
+
+// CheckText compares the text of a namespace with the digest that its file is named by.
+func CheckText(digest kv.Digest, text []byte) error {
+	if is := kv.TextDigest(text); is != digest {
+		return fmt.Errorf("%w: its digest is %s", ErrDamaged, is)
+	}
+	return nil
+}
+
+// DecodePlan decodes a plan, and compares it with the digest that its file is named by.
+func DecodePlan(digest kv.Digest, b []byte) (*kv.Plan, error) {
+	p, err := kv.DecodePlan(b)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	if is := p.Digest(); is != digest {
+		return nil, fmt.Errorf("%w: its digest is %s", ErrDamaged, is)
+	}
+	return p, nil
 }

@@ -55,6 +55,18 @@ type tree struct {
 	part []byte // buffer for reading logs
 }
 
+// Hosts are the hosts that share a root, or did so until they were killed.
+func Hosts(fsys staging.FS, root string) (names []string, err error) {
+	list, err := fsys.ReadDir((&tree{base: root + "/" + Dir}).hosts())
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil, nil
+	}
+	for _, e := range list {
+		names = append(names, e.Name())
+	}
+	return names, err
+}
+
 func (t *tree) hosts() string            { return t.base + "/hosts" }
 func (t *tree) gone() string             { return t.base + "/gone" }
 func (t *tree) epochDir(n uint64) string { return t.base + "/e" + strconv.FormatUint(n, 10) }
