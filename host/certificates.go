@@ -72,6 +72,20 @@ func (c certificate) judge(now time.Time) (level doctor.Level, says string) {
 	return "", ""
 }
 
+// judgeCertificates warns of certificates that end soon. It keeps no host from starting.
+func (h *Host) judgeCertificates(context.Context) error {
+	for _, c := range certificates(h.cfg) {
+		switch level, says := c.judge(time.Now()); {
+		case says == "":
+		case h.found != nil:
+			h.found.find(level, c.setting, says)
+		default:
+			h.log.Warn("certificate", "setting", c.setting, "state", says)
+		}
+	}
+	return nil
+}
+
 // certificateEnds are when certificates end, by the settings that name them.
 func (h *Host) certificateEnds() map[string]time.Time {
 	ends := map[string]time.Time{}

@@ -17,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/peers"
+	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/server"
@@ -41,9 +42,9 @@ type Config struct {
 
 // Host is a running kvhost.
 type Host struct {
+	made     Config                        // what New got
 	cfg      *config.Config                // as the host started
 	live     atomic.Pointer[config.Config] // as it was reloaded last
-	memory   int64                         // of the root before those of the configuration
 	log      *slog.Logger
 	policies *policyset.Set
 	devices  *devices.Devices
@@ -54,103 +55,147 @@ type Host struct {
 	http     *observe.Server // nil when off
 	spans    *spans.Tracer
 	traced   *server.RequestSpans
-	version  string
-	speeds   func() codec.Speeds
+	found    *Checked // what a check has found; nil but in a check
 
-	load      func() (*config.Config, error)
-	level     *slog.LevelVar
 	reloads   observe.Reloads
 	reloading sync.Mutex // held during Reload
 	closeOnce sync.Once
 	closeErr  error
 }
 
-// New opens the policies and the store, and binds the HTTP listener. It serves nothing yet. ctx bounds the opening.
-func New(ctx context.Context, cfg Config) (_ *Host, err error) {
-	h := &Host{cfg: cfg.Config.WithMemory(cfg.Memory), memory: cfg.Memory, version: cfg.Version, log: cfg.Log, speeds: cfg.Speeds,
-		load: cfg.Load, level: cfg.Level}
-	h.live.Store(h.cfg)
-	if h.log == nil {
-		h.log = slog.New(slog.DiscardHandler)
+// New opens the parts of a host. It serves nothing yet. ctx bounds the opening.
+func New(ctx context.Context, cfg Config) (*Host, error) {
+	h := unopened(cfg)
+	for _, p := range h.parts() {
+		if err := p.open(ctx); err != nil {
+			return nil, errors.Join(err, h.Close())
+		}
 	}
-	if h.load == nil {
-		h.load = func() (*config.Config, error) {
+	return h, nil
+}
+
+// unopened is a host without its parts.
+func unopened(cfg Config) *Host {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Load == nil {
+		cfg.Load = func() (*config.Config, error) {
 			return nil, fmt.Errorf("%w: there is no configuration to read", ErrRestart)
 		}
 	}
-	h.log = slog.New(limitLog(h.log.Handler(), sandbox.LogMessage, logReloaded, logRefused))
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, h.Close())
-		}
-	}()
-	if h.policies, err = policyset.Open(ctx, h.cfg, h.log); err != nil {
-		return nil, err
+	h := &Host{made: cfg, cfg: cfg.Config.WithMemory(cfg.Memory)}
+	h.live.Store(h.cfg)
+	h.log = slog.New(limitLog(cfg.Log.Handler(), sandbox.LogMessage, logReloaded, logRefused))
+	return h
+}
+
+// part is one of the parts of a host, in the order in which they open.
+type part struct {
+	about string // what the part's error is about
+	open  func(context.Context) error
+	works bool // the part uses GPUs or serves: [Check] leaves it out
+}
+
+func (h *Host) parts() []part {
+	return []part{
+		{about: "policies", open: h.openPolicies},
+		{about: "memory", open: func(context.Context) (err error) { h.devices, err = devices.Open(h.cfg, h.log); return err }},
+		{about: "peers", open: h.openPeers},
+		{about: "roots", open: h.openStore},
+		{about: "memory", open: h.openEngine},
+		{about: "GPUs", open: h.openGPUs, works: true},
+		{about: "certificates", open: h.judgeCertificates},
+		{about: "traces", open: h.openSpans},
+		{about: "access", open: func(context.Context) error { _, _, err := accessOf(h.cfg); return err }},
+		{about: "memory", open: func(context.Context) error { _, _, err := memoryBudgets(h.cfg); return err }},
+		{about: "sessions", open: h.openServer, works: true},
+		{about: "HTTP", open: h.openHTTP},
+		{about: "routes", open: h.openRoutes, works: true},
 	}
-	if h.devices, err = devices.Open(h.cfg, h.log); err != nil {
-		return nil, err
+}
+
+func (h *Host) openPolicies(ctx context.Context) error {
+	p, err := policyset.Open(ctx, h.cfg, h.log)
+	if err == nil {
+		h.policies = p
 	}
-	fsys := h.devices.FileSystem()
-	if h.peers, err = openPeers(h.cfg, h.log); err != nil {
-		return nil, err
+	return err
+}
+
+// openStore opens the store. In a check, built-in policies stand for those that could not be opened, and no store is opened without
+// the memory of its roots.
+func (h *Host) openStore(ctx context.Context) (err error) {
+	if h.devices == nil {
+		return nil
 	}
-	if h.store, err = store.Open(ctx, h.storeConfig(h.cfg, h.policies.Bound())); err != nil {
-		return nil, err
+	bound := &policyset.Bound{Roots: make([]*policy.Handle, len(h.cfg.Roots))}
+	if h.policies != nil {
+		bound = h.policies.Bound()
 	}
-	h.policies.Attach(h.store)
-	if h.engine, err = h.newEngine(); err != nil {
-		return nil, err
+	if h.store, err = store.Open(ctx, h.storeConfig(h.cfg, bound)); err == nil && h.policies != nil {
+		h.policies.Attach(h.store)
 	}
+	return err
+}
+
+func (h *Host) openEngine(context.Context) (err error) {
+	e := h.cfg.Engine
+	h.engine, err = transfer.New(transfer.Config{
+		Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory, ReadRatio: e.ReadPreferringRatio,
+		WriteQueue: e.MaxWriteQueue, Roots: len(h.cfg.Roots), Log: h.log,
+	})
+	return err
+}
+
+func (h *Host) openGPUs(context.Context) error {
 	pinners := h.peers.Pinners()
 	if err := h.devices.OpenGPUs(h.engine, h.store.AwaitLoads, pinners...); err != nil {
-		return nil, err
+		return err
 	}
 	for _, p := range pinners { // after the GPUs, near which the slots are
 		if err := h.engine.Register(p); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	for _, c := range certificates(h.cfg) {
-		if _, says := c.judge(time.Now()); says != "" {
-			h.log.Warn("certificate", "setting", c.setting, "state", says)
-		}
-	}
-	if h.traced, err = h.openSpans(ctx); err != nil {
-		return nil, err
-	}
+	return nil
+}
+
+func (h *Host) openServer(context.Context) error {
 	sessions, err := h.serverConfig(h.cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	h.server = server.New(sessions)
 	if h.peers != nil {
 		h.peers.Start(h.store)
 	}
-	if h.cfg.HTTP.Listen != "" {
-		registry := observe.NewRegistry(observe.Host{Store: h.store, Engine: h.engine, Server: h.server,
-			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), Buckets: h.devices.Buckets(), PolicyMemory: h.policies.Memory(),
-			Peers: h.peers, Version: cfg.Version, Spans: h.spans, Reloads: &h.reloads, Certificates: h.certificateEnds})
-		w := httpConfig(h.cfg)
-		w.Registry, w.Status, w.Connections, w.Log = registry, h.server.Status, h.server.HTTPConnections(), h.log
-		if h.http, err = observe.Listen(w); err != nil {
-			return nil, err
-		}
+	return nil
+}
+
+func (h *Host) openHTTP(context.Context) (err error) {
+	if h.cfg.HTTP.Listen == "" {
+		return nil
 	}
-	h.devices.OpenRoutes(h.engine, h.store, fsys)
+	w := httpConfig(h.cfg, h.log)
+	if h.server != nil {
+		w.Registry = observe.NewRegistry(observe.Host{Store: h.store, Engine: h.engine, Server: h.server,
+			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), Buckets: h.devices.Buckets(), PolicyMemory: h.policies.Memory(),
+			Peers: h.peers, Version: h.made.Version, Spans: h.spans, Reloads: &h.reloads, Certificates: h.certificateEnds})
+		w.Status, w.Connections = h.server.Status, h.server.HTTPConnections()
+	}
+	h.http, err = observe.Listen(w)
+	return err
+}
+
+func (h *Host) openRoutes(context.Context) error {
+	h.devices.OpenRoutes(h.engine, h.store, h.devices.FileSystem())
 	h.store.MeasureReads(h.engine.Expect)
-	return h, nil
+	return nil
 }
 
 // Routed is closed once it is known for all GPUs and roots which way is faster. Until then pieces of directories are staged.
 func (h *Host) Routed() <-chan struct{} { return h.devices.Routed() }
-
-func (h *Host) newEngine() (*transfer.Engine, error) {
-	e := h.cfg.Engine
-	return transfer.New(transfer.Config{
-		Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory, ReadRatio: e.ReadPreferringRatio,
-		WriteQueue: e.MaxWriteQueue, Roots: len(h.cfg.Roots), Log: h.log,
-	})
-}
 
 // serverConfig is a configuration in the form of the server.
 func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
@@ -164,7 +209,7 @@ func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
 		return out, err
 	}
 	return server.Config{
-		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: h.version, LeaseTTL: s.LeaseTTL, MaxWait: s.MaxWait,
+		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: h.made.Version, LeaseTTL: s.LeaseTTL, MaxWait: s.MaxWait,
 		Peers: h.peers, Memory: memory, Arriving: arriving, Capacity: c.Capacity(), Levels: len(h.store.Stats().Levels),
 		Info: h.Status, Admin: admin{host: h}, Pins: s.Pins, Rules: rules, Users: users, Spans: h.traced,
 		Limits: server.Limits{
@@ -183,7 +228,7 @@ var traits = map[config.RootKind]store.Traits{config.Memory: store.Memory, confi
 func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	s, fsys := c.Store, h.devices.FileSystem()
 	out := store.Config{Policies: b.Policies, Log: h.log, Seed: uint64(s.Seed)}
-	out.FS, out.Making = fsys, sync.OnceValue(h.addressesFree)
+	out.FS, out.Dry, out.Making = fsys, h.found != nil, sync.OnceValue(h.addressesFree)
 	out.HostID = s.HostID
 	out.Strict = s.Durability == config.DurabilityStrict
 	if out.IOTimeout = s.IOTimeout; s.IOTimeout == 0 {
@@ -210,7 +255,7 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 		}
 		out.Roots = append(out.Roots, store.RootConfig{
 			Path: r.Path, Medium: store.Medium{FS: files, Traits: traits[kind]}, Capacity: capacity, Level: r.Level, Write: writes[r.Write],
-			Compressed: c.Compresses(), Speeds: h.speeds,
+			Compressed: c.Compresses(), Speeds: h.made.Speeds,
 			Shared: r.Shared, RequireMount: r.RequireMount,
 			Poll: s.SharedPoll, Lapse: s.SharedLapse,
 			ForPieces: r.ForPieces || !kind.HasDirectory(), MinFree: minFree, MinFreePart: r.MinFree.Part,
@@ -300,7 +345,9 @@ func (h *Host) Close() error {
 			h.spans.Close()
 		}
 		if h.engine != nil {
-			h.devices.EndRoutes()
+			if h.devices != nil {
+				h.devices.EndRoutes()
+			}
 			errs = append(errs, h.engine.Close())
 		}
 		if h.devices != nil {

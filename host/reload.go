@@ -20,7 +20,7 @@ const (
 // Reread reads the configuration again ([Config.Load]) and changes the host to it, as [Host.Reload] does. The result is logged, and
 // in the metrics.
 func (h *Host) Reread(ctx context.Context) (changed []string, err error) {
-	next, err := h.load()
+	next, err := h.made.Load()
 	if err == nil {
 		changed, err = h.Reload(ctx, next)
 	}
@@ -29,8 +29,8 @@ func (h *Host) Reread(ctx context.Context) (changed []string, err error) {
 		h.log.Error(logRefused, "error", err)
 		return nil, err
 	}
-	if h.level != nil {
-		_ = h.level.UnmarshalText([]byte(next.Log.Level)) // it is a choice
+	if h.made.Level != nil {
+		_ = h.made.Level.UnmarshalText([]byte(next.Log.Level)) // it is a choice
 	}
 	h.log.Info(logReloaded, "changed", changed)
 	return changed, nil
@@ -44,7 +44,7 @@ var ErrRestart = errors.New("restart needed")
 func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []string, err error) {
 	h.reloading.Lock()
 	defer h.reloading.Unlock()
-	next = next.WithMemory(h.memory)
+	next = next.WithMemory(h.made.Memory)
 	var refused []string
 	for _, c := range config.Changes(h.live.Load(), next) {
 		changed = append(changed, c.Key)

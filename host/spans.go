@@ -12,13 +12,13 @@ import (
 	"github.com/kvhost/kvhost/host/internal/spans"
 )
 
-func (h *Host) openSpans(ctx context.Context) (*server.RequestSpans, error) {
+func (h *Host) openSpans(ctx context.Context) error {
 	c, err := spansConfig(ctx, h.cfg, h.log)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if h.spans, err = spans.New(h.version, c, h.log); err != nil {
-		return nil, fmt.Errorf("otlp: %w", err)
+	if h.spans, err = spans.New(h.made.Version, c, h.log); err != nil {
+		return fmt.Errorf("otlp: %w", err)
 	}
 	if c.Endpoint != "" {
 		h.log.Info("spans are exported", "endpoint", c.Endpoint, "ratio", c.Ratio, "headers", h.cfg.OTLP.HeadersFile, "timeout", c.Timeout)
@@ -27,7 +27,8 @@ func (h *Host) openSpans(ctx context.Context) (*server.RequestSpans, error) {
 	for _, r := range h.cfg.Roots {
 		levels[r.Path] = r.Level
 	}
-	return &server.RequestSpans{Tracer: h.spans, Levels: levels}, nil
+	h.traced = &server.RequestSpans{Tracer: h.spans, Levels: levels}
+	return nil
 }
 
 // spansConfig is a configuration in the form of the tracer.

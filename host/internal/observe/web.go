@@ -58,17 +58,13 @@ type Server struct {
 	sample   func(context.Context) // keeps the history until the context is done
 }
 
-// bound is what a server has once its credentials are read and its address is bound.
-type bound struct {
-	listener    net.Listener
-	guard       *guard
-	certificate *regular.Renewed[*tls.Certificate] // nil: no TLS
-}
-
-func bind(cfg *Config) (b bound, err error) {
-	if b.guard, err = newGuard(cfg.TokenFile, cfg.Listen, cfg.Log); err != nil {
-		return b, fmt.Errorf("%w: %w", ErrCredential, err)
+// Listen reads the credentials and binds the address. Nothing is served before [Server.Serve].
+func Listen(cfg Config) (*Server, error) {
+	guard, err := newGuard(cfg.TokenFile, cfg.Listen, cfg.Log)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCredential, err)
 	}
+	var certificate *regular.Renewed[*tls.Certificate] // nil: no TLS
 	if cfg.CertFile != "" {
 		load := func() (*tls.Certificate, error) {
 			pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
@@ -77,44 +73,27 @@ func bind(cfg *Config) (b bound, err error) {
 			}
 			return &pair, nil
 		}
-		if b.certificate, err = regular.Renew(load, cfg.Log, cfg.CertFile, cfg.KeyFile); err != nil {
-			return b, fmt.Errorf("%w: %w", ErrCredential, err)
+		if certificate, err = regular.Renew(load, cfg.Log, cfg.CertFile, cfg.KeyFile); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrCredential, err)
 		}
 	}
-	if b.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
-		return b, fmt.Errorf("%w: %s: %w%s; another address is --http-listen", ErrHTTP, cfg.Listen, err, holder(cfg.Listen, err))
+	bound, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w%s; another address is --http-listen", ErrHTTP, cfg.Listen, err, holder(cfg.Listen, err))
 	}
-	if ip := b.listener.Addr().(*net.TCPAddr).IP; !ip.IsLoopback() && (cfg.TokenFile == "" || cfg.CertFile == "") {
+	if ip := bound.Addr().(*net.TCPAddr).IP; !ip.IsLoopback() && (cfg.TokenFile == "" || cfg.CertFile == "") {
 		cfg.Log.Warn("the HTTP address is not on loopback, and clients need no token or can be listened to: "+
 			"set http.token_file, http.tls_cert and http.tls_key, or keep strangers off the network",
-			"address", b.listener.Addr().String(), "token", cfg.TokenFile != "", "tls", cfg.CertFile != "")
+			"address", bound.Addr().String(), "token", cfg.TokenFile != "", "tls", cfg.CertFile != "")
 	}
-	return b, nil
-}
-
-// Try fails as [Listen] would at present.
-func Try(cfg Config) error {
-	b, err := bind(&cfg)
-	if err == nil {
-		err = b.listener.Close()
-	}
-	return err
-}
-
-// Listen binds the address. Nothing is served before [Server.Serve].
-func Listen(cfg Config) (*Server, error) {
-	b, err := bind(&cfg)
-	if err != nil {
-		return nil, err
-	}
-	handler, sample := handler(cfg, b.guard)
-	s := &Server{sample: sample, listener: listener{b.listener, cfg.Connections}, server: http.Server{
+	handler, sample := handler(cfg, guard)
+	s := &Server{sample: sample, listener: listener{bound, cfg.Connections}, server: http.Server{
 		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: readTimeout, WriteTimeout: cmp.Or(cfg.timeout, writeTimeout),
 		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 	}}
-	if b.certificate != nil {
+	if certificate != nil {
 		s.listener = tls.NewListener(s.listener, &tls.Config{
-			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return b.certificate.Now(), nil },
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certificate.Now(), nil },
 			MinVersion:     tls.VersionTLS12,
 			NextProtos:     []string{"http/1.1"}, // a connection of HTTP/2 would be many
 		})

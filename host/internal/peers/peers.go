@@ -36,6 +36,7 @@ type Config struct {
 	Budget time.Duration
 	Memory int64  // that callers may have this host hold: [Memory]
 	NIXL   string // what [nixl.Open] takes; empty: bytes go by gRPC alone
+	Dry    bool   // New looks whether Listen is free, and lends nothing there
 	Log    *slog.Logger
 }
 
@@ -102,6 +103,9 @@ func New(cfg Config) (*Peers, error) {
 	if cfg.Listen != "" {
 		if p.listener, err = net.Listen("tcp", cfg.Listen); err == nil && p.id == nil && !isLoopback(p.listener.Addr().String()) {
 			err = errors.Join(fmt.Errorf("%w: %w: peers.listen %s", ErrConfig, ErrPlaintext, cfg.Listen), p.listener.Close())
+		}
+		if err == nil && cfg.Dry {
+			err, p.listener = p.listener.Close(), nil
 		}
 		if err != nil {
 			return nil, errors.Join(err, p.nixl.close(), p.fs.Close())

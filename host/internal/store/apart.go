@@ -15,7 +15,7 @@ import (
 func (r *root) apart() error {
 	bare, above := r.Health.Bare(), r.Path+"/.."
 	self, err := bare.Stat(r.Path)
-	missing := errors.Is(err, fs.ErrNotExist) // it is not made yet: see [Try]
+	missing := errors.Is(err, fs.ErrNotExist) // a dry store makes none
 	if missing {
 		above, err = filepath.Dir(r.Path), nil
 	}

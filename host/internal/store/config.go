@@ -108,6 +108,7 @@ type Config struct {
 	Seed     uint64
 	Now      func() time.Time
 	HostID   string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
+	Dry      bool   // see [Open]
 	// Making is called when Open is about to make a root's directory, by several goroutines; its error refuses that. Optional.
 	Making func() error
 

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/codec"
@@ -107,13 +110,34 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	return r, nil
 }
 
-// take makes the directories and takes the lock. No piece is looked at yet.
+// take makes the directories and takes the lock. No piece is looked at yet. A dry store looks whether it could, and keeps no lock.
 func (r *root) take(ctx context.Context) (err error) {
-	if err := health.MakeRoot(r.FS, r.Path, r.cfg.RequireMount); err != nil {
-		return fmt.Errorf("store: root %s: %w", r.Path, err)
+	dry := r.store.cfg.Dry
+	if dry && r.cfg.NoDirectory {
+		return nil
 	}
-	if err := r.apart(); err != nil {
+	missing, err := health.MissingRoot(r.FS, r.Path, r.cfg.RequireMount)
+	if err == nil && missing {
+		if making := r.store.cfg.Making; making != nil && !dry && !r.cfg.NoDirectory {
+			if err := making(); err != nil {
+				return err
+			}
+		}
+		err = health.MakeRoot(r.FS, r.Path, dry)
+	}
+	if err == nil {
+		err = r.apart()
+	}
+	if err == nil && dry && !missing {
+		if err = unix.Access(r.Path, unix.W_OK|unix.X_OK); err == nil {
+			return r.tryLocks(ctx)
+		}
+		err = &fs.PathError{Op: "write to", Path: r.Path, Err: err}
+	}
+	if err != nil {
 		return fmt.Errorf("store: root %s: %w", r.Path, err)
+	} else if dry {
+		return nil
 	}
 	// What the root holds is only as durable as its own name.
 	if err := r.FS.SyncDir(filepath.Dir(r.Path)); err != nil && !errors.Is(err, fs.ErrPermission) {
@@ -255,6 +279,22 @@ func (r *root) lockRoot(ctx context.Context) error {
 		return errors.Join(err, r.directory.Close())
 	}
 	return nil
+}
+
+// tryLocks fails as lockRoot would at present. It makes no lock file.
+func (r *root) tryLocks(ctx context.Context) (err error) {
+	var locks []io.Closer
+	lock := r.Slash + r.file(pieceformat.LockFile)
+	if _, err := r.FS.Stat(lock); err == nil {
+		if locks, err = health.Lock(r.FS, r.Path, lock, !r.cfg.Shared, nil); err != nil {
+			return r.notLocked(err)
+		}
+	}
+	if _, serr := r.FS.Stat(r.Slash + pieceformat.LockFile); serr == nil {
+		err = r.owner.lock(ctx)
+		r.owner.leave()
+	}
+	return errors.Join(err, health.Unlock(locks))
 }
 
 // notLocked is the error of a lock that could not be taken.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"runtime"
 	"sync"
@@ -68,7 +67,8 @@ type ownWork struct {
 	closed   atomic.Bool
 }
 
-// Open locks the roots, finds what they hold, and starts. When it fails, nothing is left locked.
+// Open locks the roots, finds what they hold, and starts. When it fails, nothing is left locked. With [Config.Dry] it fails as it would
+// without, and leaves no trace in the roots; the store is of no use but for its [Store.Stats].
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s, err := prepare(ctx, cfg)
 	if err != nil {
@@ -81,6 +81,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		if err := s.addShadow(ctx, h); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
+	}
+	if cfg.Dry {
+		return s, nil
 	}
 	s.tellRoots()
 	s.work.Go(func() { s.catalog.Run(s.run) })
@@ -96,7 +99,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// prepare makes a store with its policies and no file of its roots, which [Open] takes and [Try] only looks at.
+// prepare makes a store with its policies, and no file of its roots.
 func prepare(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -146,14 +149,7 @@ func (s *Store) abandon() error {
 }
 
 func (s *Store) openRoots(ctx context.Context) error {
-	if err := s.eachRoot(ctx, func(r *root) error {
-		if _, err := r.FS.Stat(r.Path); s.cfg.Making != nil && !r.cfg.NoDirectory && errors.Is(err, fs.ErrNotExist) {
-			if err := s.cfg.Making(); err != nil {
-				return err
-			}
-		}
-		return r.take(ctx)
-	}); err != nil {
+	if err := s.eachRoot(ctx, func(r *root) error { return r.take(ctx) }); err != nil || s.cfg.Dry {
 		return err
 	}
 	if err := s.eachRoot(ctx, func(r *root) error { return r.kept.loadNamespaces() }); err != nil {
@@ -170,6 +166,9 @@ func (s *Store) openRoots(ctx context.Context) error {
 func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil
+	}
+	if s.cfg.Dry {
+		return s.abandon()
 	}
 	s.drain(s.live.Load().Moves.Shutdown)
 	s.stop()

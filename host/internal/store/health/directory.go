@@ -300,38 +300,30 @@ func Unlock(locks []io.Closer) error {
 	return errors.Join(errs...)
 }
 
-// MakeRoot makes a root's directory, unless it is there. It does not make what is above: where that is missing, a file
-// system is not mounted most of the time, and kvhost would fill the one below. With mount the directory must not be on
-// the file system of /.
-func MakeRoot(fsys staging.FS, dir string, mount bool) error {
-	missing, err := missingRoot(fsys, dir, mount)
-	if err != nil || !missing {
-		return err
-	}
-	if err = fsys.Mkdir(dir, 0o700); errors.Is(err, fs.ErrExist) { // another host was faster
-		return nil
-	}
-	return cannotMake(dir, err)
-}
-
-// TryRoot fails as MakeRoot would, and says whether the directory is missing. Where it is, another one is made next to it, and
-// removed.
-func TryRoot(fsys staging.FS, dir string, mount bool) (missing bool, err error) {
-	if missing, err = missingRoot(fsys, dir, mount); err != nil || !missing {
-		return missing, err
+// MakeRoot makes a root's directory that is missing. It does not make what is above: where that is missing, a file system is not
+// mounted most of the time, and kvhost would fill the one below. With dry another directory is made next to it, and removed.
+func MakeRoot(fsys staging.FS, dir string, dry bool) error {
+	if !dry {
+		err := fsys.Mkdir(dir, 0o700)
+		if errors.Is(err, fs.ErrExist) { // another host was faster
+			return nil
+		}
+		return cannotMake(dir, err)
 	}
 	other := filepath.Join(filepath.Dir(dir), fmt.Sprintf(".kvhost-check-%d", os.Getpid()))
-	if err = os.Mkdir(other, 0o700); err == nil {
-		return true, os.Remove(other)
+	err := os.Mkdir(other, 0o700)
+	if err == nil {
+		return os.Remove(other)
 	}
 	if path := (*fs.PathError)(nil); errors.As(err, &path) {
 		err = &fs.PathError{Op: path.Op, Path: dir, Err: path.Err}
 	}
-	return true, cannotMake(dir, err)
+	return cannotMake(dir, err)
 }
 
-// missingRoot says whether a root's directory is to be made. It fails where it must not be used or made.
-func missingRoot(fsys staging.FS, dir string, mount bool) (missing bool, err error) {
+// MissingRoot says whether a root's directory is to be made. It fails where the directory must not be used or made; with mount it must
+// not be on the file system of /.
+func MissingRoot(fsys staging.FS, dir string, mount bool) (missing bool, err error) {
 	if mount {
 		if err := mounted(fsys, dir); err != nil {
 			return false, err

@@ -48,6 +48,22 @@ func TestProbesGoOn(t *testing.T) {
 	}
 }
 
+// makeRoot makes a root that is missing, after a dry run, which leaves nothing.
+func makeRoot(dir string, mount bool) error {
+	fsys := staging.Below(dir)
+	missing, err := MissingRoot(fsys, dir, mount)
+	if err != nil || !missing {
+		return err
+	}
+	if err := MakeRoot(fsys, dir, true); err != nil {
+		return err
+	}
+	if missing, err = MissingRoot(fsys, dir, mount); err != nil || !missing {
+		return errors.Join(err, fs.ErrExist)
+	}
+	return MakeRoot(fsys, dir, false)
+}
+
 func TestMakeRoot(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -62,7 +78,7 @@ func TestMakeRoot(t *testing.T) {
 		{file, unix.ENOTDIR},
 		{filepath.Join(file, "kv"), unix.ENOTDIR},
 	} {
-		if err := MakeRoot(staging.Below(c.dir), c.dir, false); !errors.Is(err, c.is) {
+		if err := makeRoot(c.dir, false); !errors.Is(err, c.is) {
 			t.Errorf("making the root %s: error %v, want %v", c.dir, err, c.is)
 		}
 	}
@@ -74,17 +90,17 @@ func TestMakeRoot(t *testing.T) {
 // With require_mount a root must not be on the file system of /, whether it is there or is to be made.
 func TestMakeRootNeedsMount(t *testing.T) {
 	for _, dir := range []string{"/", "/kvhost-is-not-here"} {
-		if err := MakeRoot(staging.Below(dir), dir, true); !errors.Is(err, ErrNotMounted) {
+		if err := makeRoot(dir, true); !errors.Is(err, ErrNotMounted) {
 			t.Errorf("making the root %s with require_mount: error %v, want %v", dir, err, ErrNotMounted)
 		}
 	}
 	if _, err := os.Stat("/kvhost-is-not-here"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it was made: %v", err)
 	}
-	if err := MakeRoot(staging.Below("/proc"), "/proc", true); err != nil {
+	if err := makeRoot("/proc", true); err != nil {
 		t.Errorf("/proc is a file system of its own: %v", err)
 	}
-	if err := MakeRoot(staging.Below("/a/b/c"), "/a/b/c", true); !errors.Is(err, ErrNoParent) ||
+	if err := makeRoot("/a/b/c", true); !errors.Is(err, ErrNoParent) ||
 		!strings.Contains(err.Error(), "/a/b") {
 		t.Errorf("nothing to be on: %v", err)
 	}
