@@ -22,7 +22,7 @@ type asking struct {
 // askPeer asks a peer for what a lookup has missed, on a goroutine that the session's end waits for, and answers then. It is false if
 // that cannot be. The turn is held.
 func (x *session) askPeer(ask *peers.Ask, q store.LookupRequest, a lookupInHand) bool {
-	if len(x.asking) >= mostAsking {
+	if len(x.lookups.asking) >= mostAsking {
 		return false
 	}
 	q.Keys = slices.Clone(q.Keys) // they are the session's scratch memory
@@ -38,7 +38,7 @@ func (x *session) askPeer(ask *peers.Ask, q store.LookupRequest, a lookupInHand)
 	}) {
 		return false
 	}
-	x.asking = append(x.asking, this)
+	x.lookups.asking = append(x.lookups.asking, this)
 	return true
 }
 
@@ -77,12 +77,12 @@ func (x *session) asked(ask *peers.Ask, more bool, this *asking, q store.LookupR
 
 // wasAsked ends the wait of a LOOKUP. The turn is held.
 func (x *session) wasAsked(this *asking) {
-	x.asking = slices.DeleteFunc(x.asking, func(o *asking) bool { return o == this })
+	x.lookups.asking = slices.DeleteFunc(x.lookups.asking, func(o *asking) bool { return o == this })
 }
 
 // endAsking has LOOKUPs of a request that ends grant nothing. The turn is held.
 func (x *session) endAsking(request uint32) {
-	for _, o := range x.asking {
+	for _, o := range x.lookups.asking {
 		o.ended = o.ended || o.request == request
 	}
 }

@@ -28,7 +28,7 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 		return err
 	}
 	if cap(keys) > mostScratch { // as few have so many, it is not kept for the next one
-		x.keys = nil
+		x.lookups.keys = nil
 	}
 	first := int(m.GetFirst())
 	a := lookupInHand{message: message, since: since, span: span, group: group}
@@ -123,10 +123,10 @@ func (x *session) lookupKeys(m *proto.Lookup) ([]kv.Key, error) {
 		return nil, invalid("first", "%d of %d keys", m.GetFirst(), n)
 	}
 	var err error
-	if x.keys, err = proto.ParseKeys(x.keys[:0], m.GetKeys(), x.ns.KeyBytes); err != nil {
+	if x.lookups.keys, err = proto.ParseKeys(x.lookups.keys[:0], m.GetKeys(), x.ns.KeyBytes); err != nil {
 		return nil, invalid("keys", "%v", err)
 	}
-	return x.keys, nil
+	return x.lookups.keys, nil
 }
 
 // readers returns the local ranks that may load, as bits.

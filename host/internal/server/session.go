@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,55 +12,45 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// stream is the server's end of the gRPC stream.
-type stream interface {
-	Context() context.Context
-	Send(*proto.SessionResponse) error
-	Recv() (*proto.SessionRequest, error)
-}
-
-// session is one client process.
+// session is one client process: the line to it, what HELLO has said of it, and the parts that do its work.
 type session struct {
 	server *Server
 	cfg    *Config // as the session began
-	stream stream
-	ctx    context.Context // done when the session is to end
-	end    context.CancelCauseFunc
-	log    *slog.Logger
-	number uint64 // for logs
-	nonce  [proto.NonceBytes]byte
-	lastID uint64 // of the reader
+	line
+	greeted
+	profile atomic.Pointer[profile] // noProfile before HELLO
 
-	out       *sendQueue
 	inbox     *inbox
 	jobs      *jobTable
 	memory    *clientMemory
 	timelines *timelines
-	share     *budget.Session
-
-	// Set by HELLO, before any other message is handled.
-	engine  *servingEngine
-	ns      *kv.Namespace
-	rank    uint32 // in the engine
-	piece   uint32
-	tenant  uint32
-	queue   *transfer.Queue
-	profile atomic.Pointer[profile] // noProfile before HELLO
-
-	keys   []kv.Key  // scratch of LOOKUP, used with the turn held
-	asking []*asking // LOOKUPs that a peer is asked for, used with the turn held
 	// reserving has the STOREs that are checked. A reservation outlives its job, and the session, if the job is
 	// cancelled; there is one at a time, so that a session leaves no more than one goroutine to a disk that hangs.
 	reserving *reserveQueue
+	lookups   lookups
+	granted   granted
+}
 
-	granted granted
+// greeted is what HELLO has said. It is set before any other message is handled.
+type greeted struct {
+	engine *servingEngine
+	ns     *kv.Namespace
+	rank   uint32 // in the engine
+	piece  uint32
+	tenant uint32
+	queue  *transfer.Queue
+}
+
+// lookups is the memory of a session's LOOKUPs, which is used with the turn held.
+type lookups struct {
+	keys   []kv.Key  // scratch of one LOOKUP
+	asking []*asking // the LOOKUPs that a peer is asked for
 }
 
 // granted is what a session has of its engine; the engine's mutex guards it.
@@ -78,11 +67,10 @@ func (s *Server) newSession(st stream) (*session, error) {
 	}
 	cfg := s.current.Load()
 	x := &session{
-		server: s, cfg: cfg, stream: st, number: number, share: sh,
+		server: s, cfg: cfg, line: line{stream: st, number: number, share: sh, log: s.cfg.Log.With("session", number)},
 		jobs: &jobTable{limit: cfg.Limits.Jobs, jobs: map[uint64]*job{}}, granted: granted{requests: map[uint32]struct{}{}},
 		reserving: &reserveQueue{start: s.work.Go},
 	}
-	x.log = s.cfg.Log.With("session", x.number)
 	x.ctx, x.end = context.WithCancelCause(st.Context())
 	x.out = newSendQueue(cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) }, sh.Sent)
 	x.profile.Store(noProfile)
@@ -194,39 +182,10 @@ func (x *session) teardown() {
 	x.memory.unmapSemaphores(x.timelines.semaphores())
 }
 
-func (x *session) reply(m *proto.SessionResponse) {
-	var bytes int64
-	switch m.Body.(type) {
-	case *proto.SessionResponse_StoreRead, *proto.SessionResponse_LoadLayer: // more answers follow
-	default:
-		bytes = x.share.Answered(m.Id)
-	}
-	x.out.Push(outgoing{SessionResponse: m, Bytes: bytes})
-}
-
-func (x *session) done(id uint64) {
-	x.reply(&proto.SessionResponse{Id: id, Body: &proto.SessionResponse_Done{Done: &proto.Done{}}})
-}
-
-// doneUnless answers Done unless err is set, which it returns.
-func (x *session) doneUnless(id uint64, err error) error {
-	if err == nil {
-		x.done(id)
-	}
-	return err
-}
-
-func (x *session) fail(id uint64, err error) { x.reply(x.refusal(id, err)) }
-
 // refuse is fail, for a message that may have a span.
 func (x *session) refuse(m *proto.SessionRequest, err error) {
 	x.fail(m.Id, err)
 	x.server.cfg.Spans.Refused(x.profile.Load().spans, m, message(err))
-}
-
-func (x *session) refusal(id uint64, err error) *proto.SessionResponse {
-	x.log.Debug("message refused", "id", id, "error", err)
-	return &proto.SessionResponse{Id: id, Body: &proto.SessionResponse_Error{Error: message(err)}}
 }
 
 func (x *session) helloTimeout() {
