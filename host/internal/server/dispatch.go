@@ -2,7 +2,6 @@ package server
 
 import (
 	"math"
-	"strconv"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/proto"
@@ -136,8 +135,8 @@ func (x *session) handleGreeted(j *job, m *proto.SessionRequest) error {
 		return x.discard(m)
 	case *proto.SessionRequest_EndRequest:
 		x.endAsking(b.EndRequest.GetRequest())
-		x.engine.endLeases(x, b.EndRequest.GetRequest(), false)
-		end := x.engine.endRequest(x, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))
+		x.engine.endLeases(x.granted, b.EndRequest.GetRequest(), false)
+		end := x.engine.endRequest(x.granted, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))
 		// Policies learn the end after the request's stores, unless very much is queued.
 		if n := x.reserving.Len(); n > 0 && n < x.cfg.Limits.Jobs {
 			x.reserving.Add(m.Id, end)
@@ -225,22 +224,4 @@ func (x *session) unregister(id uint64, m *proto.Unregister) error {
 		return ErrClosing
 	}
 	return nil
-}
-
-// groupOf finds a group of a namespace.
-func groupOf(ns *kv.Namespace, id uint32) (*kv.Group, error) {
-	g, ok := ns.Group(id)
-	if !ok {
-		return nil, faultf(proto.Code_CODE_UNKNOWN, "group", "the namespace has no group %d", id)
-	}
-	return g, nil
-}
-
-// at names an element of a repeated field: chunks[3].blocks.
-func at(list string, i int, field string) string {
-	s := list + "[" + strconv.Itoa(i) + "]"
-	if field != "" {
-		s += "." + field
-	}
-	return s
 }

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/budget"
@@ -15,10 +17,11 @@ import (
 
 // servingEngine is what the sessions with one engine id share. It lives as long as any of them.
 type servingEngine struct {
-	server *Server
-	key    engineKey
-	facts  facts
-	space  *catalog.Namespace
+	key     engineKey
+	facts   facts
+	space   *catalog.Namespace
+	numbers *requestNumbers
+	ended   func(request uint32, hints abi.Hints) // called when the last session has ended a request
 
 	sessions int // the server's mutex guards it
 
@@ -98,50 +101,75 @@ func place(ns *kv.Namespace, rank, local uint32) (piece, first uint32, pieces ui
 type request struct {
 	number   uint32
 	hints    abi.Hints  // of the session that gave some last
-	sessions []*session // that have named it and not ended it
+	sessions []*granted // those of the sessions that have named it and not ended it
+}
+
+// requestNumbers number the requests of all engines.
+type requestNumbers struct{ last atomic.Uint32 }
+
+// next is never 0.
+func (n *requestNumbers) next() uint32 {
+	for {
+		if number := n.last.Add(1); number != 0 {
+			return number
+		}
+	}
+}
+
+// granted is what an engine has granted to one of its sessions. The engine's mutex guards the requests and the number of leases.
+type granted struct {
+	limits   *Limits
+	leaseTTL time.Duration
+	share    *budget.Session
+	requests map[uint32]struct{}
+	leases   int
+}
+
+func newGranted(cfg *Config, sh *budget.Session) *granted {
+	return &granted{limits: &cfg.Limits, leaseTTL: cfg.LeaseTTL, share: sh, requests: map[uint32]struct{}{}}
 }
 
 // number returns the store's number for a request of this engine, 0 for none.
-func (e *servingEngine) number(x *session, id uint32) (uint32, error) {
+func (e *servingEngine) number(g *granted, id uint32) (uint32, error) {
 	if id == 0 {
 		return 0, nil
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := e.requests[id]
-	if r != nil && slices.Contains(r.sessions, x) {
+	if r != nil && slices.Contains(r.sessions, g) {
 		return r.number, nil
 	}
-	if limit := x.cfg.Limits.Requests; len(x.granted.requests) >= limit {
+	if limit := g.limits.Requests; len(g.requests) >= limit {
 		return 0, faultf(proto.Code_CODE_LIMIT, "request",
 			"%d requests of this session are not ended, END_REQUEST is due", limit)
 	}
-	if err := x.share.Take(budget.Requests, 1); err != nil {
+	if err := g.share.Take(budget.Requests, 1); err != nil {
 		return 0, err
 	}
 	if r == nil {
-		r = &request{number: e.server.nextRequest()}
+		r = &request{number: e.numbers.next()}
 		e.requests[id] = r
 	}
-	r.sessions = append(r.sessions, x)
-	x.granted.requests[id] = struct{}{}
+	r.sessions = append(r.sessions, g)
+	g.requests[id] = struct{}{}
 	return r.number, nil
 }
 
 // endRequest ends a session's part in a request. What it returns ends the store's request after the last part.
-func (e *servingEngine) endRequest(x *session, id uint32, hints abi.Hints) func() {
+func (e *servingEngine) endRequest(g *granted, id uint32, hints abi.Hints) func() {
 	e.mu.Lock()
 	r := e.requests[id]
-	if r == nil || !slices.Contains(r.sessions, x) {
+	if r == nil || !slices.Contains(r.sessions, g) {
 		e.mu.Unlock()
 		return func() {}
 	}
 	if hints != (abi.Hints{}) {
 		r.hints = hints
 	}
-	delete(x.granted.requests, id)
-	x.share.Give(budget.Requests, 1)
-	r.sessions = slices.DeleteFunc(r.sessions, func(o *session) bool { return o == x })
+	delete(g.requests, id)
+	g.share.Give(budget.Requests, 1)
+	r.sessions = slices.DeleteFunc(r.sessions, func(o *granted) bool { return o == g })
 	last := len(r.sessions) == 0
 	if last {
 		delete(e.requests, id)
@@ -150,15 +178,15 @@ func (e *servingEngine) endRequest(x *session, id uint32, hints abi.Hints) func(
 	if !last {
 		return func() {}
 	}
-	return func() { e.server.store.EndRequest(r.number, r.hints) }
+	return func() { e.ended(r.number, r.hints) }
 }
 
 // requestsOf lists the requests that a session has not ended.
-func (e *servingEngine) requestsOf(x *session) []uint32 {
+func (e *servingEngine) requestsOf(g *granted) []uint32 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	ids := make([]uint32, 0, len(x.granted.requests))
-	for id := range x.granted.requests {
+	ids := make([]uint32, 0, len(g.requests))
+	for id := range g.requests {
 		ids = append(ids, id)
 	}
 	slices.Sort(ids)

@@ -3,8 +3,10 @@ package server
 import (
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // Errors of serving.
@@ -68,6 +70,24 @@ func faultf(code proto.Code, field, format string, args ...any) *fault {
 
 func invalid(field, format string, args ...any) *fault {
 	return faultf(proto.Code_CODE_INVALID, field, format, args...)
+}
+
+// at names an element of a repeated field: chunks[3].blocks.
+func at(list string, i int, field string) string {
+	s := list + "[" + strconv.Itoa(i) + "]"
+	if field != "" {
+		s += "." + field
+	}
+	return s
+}
+
+// groupOf finds a group of a namespace.
+func groupOf(ns *kv.Namespace, id uint32) (*kv.Group, error) {
+	g, ok := ns.Group(id)
+	if !ok {
+		return nil, faultf(proto.Code_CODE_UNKNOWN, "group", "the namespace has no group %d", id)
+	}
+	return g, nil
 }
 
 // message converts any error to its wire form.

@@ -138,7 +138,8 @@ func (s *Server) join(x *session, key engineKey, f facts) (*servingEngine, error
 	}
 	e := s.engines[key]
 	if e == nil {
-		e = &servingEngine{server: s, key: key, facts: f, space: sp, leases: map[uint64]*sharedLease{}, requests: map[uint32]*request{}}
+		e = &servingEngine{key: key, facts: f, space: sp, numbers: &s.request, ended: s.store.EndRequest, leases: map[uint64]*sharedLease{},
+			requests: map[uint32]*request{}}
 		s.engines[key] = e
 	} else if err := f.agree(&e.facts); err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ import (
 // sharedLease keeps a lookup's entries pinned for the ranks that will load them. The engine's mutex guards it.
 type sharedLease struct {
 	id      uint64
-	owner   *session // the session that looked up
+	owner   *granted // of the session that looked up
 	request uint32   // the client's number
 	group   uint32
 	keys    int // of the LOOKUP
@@ -141,7 +141,7 @@ func (l *sharedLease) granted(i int) bool { return i >= l.first && i < l.keys &&
 func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if limit := l.owner.cfg.Limits.Leases; l.owner.granted.leases >= limit {
+	if limit := l.owner.limits.Leases; l.owner.leases >= limit {
 		return 0, faultf(proto.Code_CODE_LIMIT, "lease", "%d leases of this session are not over", limit)
 	}
 	if err := l.owner.share.Take(budget.Grants, l.grants()); err != nil {
@@ -152,8 +152,8 @@ func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
 	l.id = e.lastLease<<groupBits | uint64(place)
 	e.leases[l.id] = l
 	e.enlist(l)
-	l.owner.granted.leases++
-	l.timer = time.AfterFunc(l.owner.cfg.LeaseTTL, func() { e.endLease(l) })
+	l.owner.leases++
+	l.timer = time.AfterFunc(l.owner.leaseTTL, func() { e.endLease(l) })
 	return l.id, nil
 }
 
@@ -233,7 +233,7 @@ func (e *servingEngine) remove(l *sharedLease) {
 	l.timer.Stop()
 	delete(e.leases, l.id)
 	l.older.younger, l.younger.older = l.younger, l.older
-	l.owner.granted.leases--
+	l.owner.leases--
 }
 
 // enlist makes a lease the youngest of the ring that byAge is in.
@@ -246,11 +246,11 @@ func (e *servingEngine) enlist(l *sharedLease) {
 }
 
 // endLeases ends the leases of a session, those of one request unless all is set.
-func (e *servingEngine) endLeases(x *session, request uint32, all bool) {
+func (e *servingEngine) endLeases(g *granted, request uint32, all bool) {
 	e.mu.Lock()
 	var list []*sharedLease
 	for _, l := range e.leases {
-		if l.owner == x && (all || l.request == request) {
+		if l.owner == g && (all || l.request == request) {
 			list = append(list, l)
 		}
 	}

@@ -33,7 +33,7 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 	first := int(m.GetFirst())
 	a := lookupInHand{message: message, since: since, span: span, group: group}
 	if first < len(keys) {
-		number, err := x.engine.number(x, m.GetRequest())
+		number, err := x.engine.number(x.granted, m.GetRequest())
 		if err != nil {
 			return err
 		}
@@ -46,7 +46,7 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 			return err
 		}
 		a.lease = &sharedLease{
-			owner: x, request: m.GetRequest(), group: group.ID, keys: len(keys), first: first, pins: l,
+			owner: x.granted, request: m.GetRequest(), group: group.ID, keys: len(keys), first: first, pins: l,
 			readers: readers, span: span.Span(),
 		}
 		if ask := x.server.cfg.Peers.Promise(&q, l, group.Lookup != kv.ByMembership, nil); ask != nil && x.askPeer(ask, q, a) {

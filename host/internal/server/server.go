@@ -37,7 +37,7 @@ type Server struct {
 	mapped  atomic.Int64 // bytes of all mappings
 	protect func([]byte) error
 	jobs    atomic.Int64
-	request atomic.Uint32
+	request requestNumbers
 	number  atomic.Uint64
 	leases  atomic.Uint64
 	greed   greed
@@ -251,15 +251,6 @@ func (s *Server) dismiss(x *session) {
 	delete(s.sessions, x.nonce)
 	if s.closing && len(s.sessions) == 0 {
 		close(s.empty)
-	}
-}
-
-// nextRequest returns the store's next request number, which is never 0.
-func (s *Server) nextRequest() uint32 {
-	for {
-		if n := s.request.Add(1); n != 0 {
-			return n
-		}
 	}
 }
 

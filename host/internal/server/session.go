@@ -34,7 +34,7 @@ type session struct {
 	// cancelled; there is one at a time, so that a session leaves no more than one goroutine to a disk that hangs.
 	reserving *reserveQueue
 	lookups   lookups
-	granted   granted
+	granted   *granted
 }
 
 // greeted is what HELLO has said. It is set before any other message is handled.
@@ -53,12 +53,6 @@ type lookups struct {
 	asking []*asking // the LOOKUPs that a peer is asked for
 }
 
-// granted is what a session has of its engine; the engine's mutex guards it.
-type granted struct {
-	requests map[uint32]struct{}
-	leases   int
-}
-
 func (s *Server) newSession(st stream) (*session, error) {
 	number := s.number.Add(1)
 	sh, err := s.budgets.New(number)
@@ -68,7 +62,7 @@ func (s *Server) newSession(st stream) (*session, error) {
 	cfg := s.current.Load()
 	x := &session{
 		server: s, cfg: cfg, line: line{stream: st, number: number, share: sh, log: s.cfg.Log.With("session", number)},
-		jobs: &jobTable{limit: cfg.Limits.Jobs, jobs: map[uint64]*job{}}, granted: granted{requests: map[uint32]struct{}{}},
+		jobs: &jobTable{limit: cfg.Limits.Jobs, jobs: map[uint64]*job{}}, granted: newGranted(cfg, sh),
 		reserving: &reserveQueue{start: s.work.Go},
 	}
 	x.ctx, x.end = context.WithCancelCause(st.Context())
@@ -173,9 +167,9 @@ func (x *session) teardown() {
 	}
 	x.jobs.waiters.Wait()
 	if x.engine != nil {
-		x.engine.endLeases(x, 0, true)
-		for _, id := range x.engine.requestsOf(x) {
-			x.engine.endRequest(x, id, abi.Hints{})()
+		x.engine.endLeases(x.granted, 0, true)
+		for _, id := range x.engine.requestsOf(x.granted) {
+			x.engine.endRequest(x.granted, id, abi.Hints{})()
 		}
 	}
 	x.memory.close()

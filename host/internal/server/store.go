@@ -23,7 +23,7 @@ func (x *session) store(j *job, m *proto.Store) error {
 	if err != nil {
 		return err
 	}
-	number, err := x.engine.number(x, m.GetRequest())
+	number, err := x.engine.number(x.granted, m.GetRequest())
 	if err != nil {
 		return err
 	}
