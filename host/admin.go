@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -55,10 +56,10 @@ func (a admin) PromotePolicy(ctx context.Context, q *proto.PromotePolicyRequest)
 }
 
 func swapMessage(s *policyset.Swapped) *proto.Swap {
-	out := &proto.Swap{Module: s.Module, Digest: digestOf(s.Digest)}
+	out := &proto.Swap{Module: s.Module, Digest: observe.Digest(s.Digest)}
 	for _, t := range s.Taken {
 		out.Taken = append(out.Taken, &proto.PolicyTaken{
-			Role: proto.Value[proto.PolicyRole](t.Role.String()), Root: t.Root, From: digestOf(t.From),
+			Role: proto.Value[proto.PolicyRole](t.Role.String()), Root: t.Root, From: observe.Digest(t.From),
 			Handover: proto.Value[proto.Handover](t.Handover.String()), Entries: uint64(t.Entries), Time: durationpb.New(t.Took),
 		})
 	}

@@ -53,6 +53,7 @@ type Host struct {
 	engine   *transfer.Engine
 	server   *server.Server
 	http     *observe.Server // nil when off
+	figures  observe.Host
 	spans    *spans.Tracer
 	traced   *server.RequestSpans
 	found    *Checked // what a check has found; nil but in a check
@@ -170,6 +171,9 @@ func (h *Host) openServer(context.Context) error {
 	if h.peers != nil {
 		h.peers.Start(h.store)
 	}
+	h.figures = observe.Host{Store: h.store, Engine: h.engine, Server: h.server,
+		GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), Buckets: h.devices.Buckets(), PolicyMemory: h.policies.Memory(),
+		Peers: h.peers, Version: h.made.Version, Spans: h.spans, Reloads: &h.reloads, Certificates: h.certificateEnds}
 	return nil
 }
 
@@ -179,10 +183,7 @@ func (h *Host) openHTTP(context.Context) (err error) {
 	}
 	w := httpConfig(h.cfg, h.log)
 	if h.server != nil {
-		w.Registry = observe.NewRegistry(observe.Host{Store: h.store, Engine: h.engine, Server: h.server,
-			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), Buckets: h.devices.Buckets(), PolicyMemory: h.policies.Memory(),
-			Peers: h.peers, Version: h.made.Version, Spans: h.spans, Reloads: &h.reloads, Certificates: h.certificateEnds})
-		w.Status, w.Connections = h.server.Status, h.server.HTTPConnections()
+		w.Registry, w.Status, w.Connections = h.figures.Registry(), h.server.Status, h.server.HTTPConnections()
 	}
 	h.http, err = observe.Listen(w)
 	return err

@@ -232,8 +232,11 @@ func TestPolicyMemoryIsShown(t *testing.T) {
 	c.Policies = []config.Policy{{Module: "lru"}, {Module: "fanout"}, {Module: "sieve", Shadow: true}}
 	h, _ := hosttest.Start(t, c)
 	st := h.Status()
-	var sum uint64
+	var sum, acting uint64
 	for _, p := range st.Policies {
+		if p.Trial == nil {
+			acting += p.Memory
+		}
 		if sum += p.Memory; (p.Memory == 0) != (p.Digest == "") {
 			t.Errorf("%s, %s has %d bytes", p.Name, p.Digest, p.Memory)
 		}
@@ -245,7 +248,7 @@ func TestPolicyMemoryIsShown(t *testing.T) {
 	var shown float64
 	for line := range strings.Lines(metrics) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if strings.HasPrefix(name, "kvhost_policy_memory_bytes{") || strings.HasPrefix(name, "kvhost_shadow_memory_bytes{") {
+		if strings.HasPrefix(name, "kvhost_policy_memory_bytes{") {
 			var bytes float64
 			if _, err := fmt.Sscan(value, &bytes); err != nil {
 				t.Fatalf("metric %q: %v", line, err)
@@ -253,8 +256,8 @@ func TestPolicyMemoryIsShown(t *testing.T) {
 			shown += bytes
 		}
 	}
-	if shown != float64(sum) {
-		t.Errorf("the metrics show %.0f bytes, the status %d", shown, sum)
+	if shown != float64(acting) {
+		t.Errorf("the metrics show %.0f bytes of policies that act, the status %d", shown, acting)
 	}
 	for _, want := range []string{
 		fmt.Sprintf("kvhost_policies_memory_bytes %v\n", float64(sum)), "kvhost_policies_memory_limit_bytes 1.073741824e+09\n",

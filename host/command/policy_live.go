@@ -1,7 +1,6 @@
 package command
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,12 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"text/tabwriter"
-	"time"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/plugintest"
 	"github.com/kvhost/kvhost/host/internal/policyset"
@@ -36,73 +35,19 @@ func newPolicyList() *cobra.Command {
 			if asJSON {
 				return printPart(cmd.OutOrStdout(), st, "policies", "policy_memory", "policy_memory_limit")
 			}
-			return listPolicies(cmd.OutOrStdout(), st)
+			tables := observe.Tables(st, st)
+			i := slices.IndexFunc(tables, func(t observe.Table) bool { return t.Name == "policies" })
+			var b strings.Builder
+			writeTable(&b, &tables[i], len(tables[i].Rows))
+			fmt.Fprintf(&b, "memory of all: %s, at most %s (policy_memory)\n", config.SizeText(st.PolicyMemory), config.SizeText(st.PolicyMemoryLimit))
+			_, err = io.WriteString(cmd.OutOrStdout(), b.String())
+			return err
 		},
 	}
 	r.addTo(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON: the policies, as kvhost status --json has them")
 	return cmd
 }
-
-func listPolicies(w io.Writer, st *proto.StatusResponse) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t,
-		"POLICY\tROLE\tSTATE\tMODULE\tVERSION\tSHA-256\tSINCE\tCALLS\tFAULTS\tFUEL/RECORD\tMEMORY\tHIT RATIO\tWHERE")
-	for _, p := range st.Policies {
-		state := proto.Word(p.State)
-		ratio, where := "", p.Root
-		switch {
-		case p.Trial != nil:
-			ratio = fmt.Sprintf("%s, live %s", share(p.Trial.Hits, p.Trial.Keys), share(p.Trial.LiveHits, p.Trial.Keys))
-			where = fmt.Sprintf("an imaginary %s", config.FormatSize(int64(p.Trial.Capacity)))
-			if p.Trial.Dropped > 0 {
-				where += fmt.Sprintf(", %d steps dropped", p.Trial.Dropped)
-			}
-		case p.Role == proto.PolicyRole_POLICY_ROLE_EVICT:
-			ratio = share(st.Counters["lookup_hits"], st.Counters["lookup_keys"])
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", p.Name, proto.Word(p.Role), state, p.Module, p.Version,
-			short(p.Digest), p.Since.AsTime().Format(time.DateTime), p.Calls, p.Faults, perRecord(p), memoryOf(p), ratio, where)
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	if st.PolicyMemoryLimit > 0 {
-		fmt.Fprintf(w, "memory of all: %s, at most %s (policy_memory)\n", config.SizeText(st.PolicyMemory),
-			config.SizeText(st.PolicyMemoryLimit))
-	}
-	for _, p := range st.Policies {
-		if p.Reason != "" {
-			fmt.Fprintf(w, "%s: %s\n", p.Name, p.Reason)
-		}
-	}
-	return nil
-}
-
-func share(part, whole uint64) string {
-	if whole == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.4f", float64(part)/float64(whole))
-}
-
-func perRecord(p *proto.PolicyStatus) string {
-	if p.Fuel == 0 || p.Records == 0 {
-		return "-"
-	}
-	return fmt.Sprint(p.Fuel / p.Records)
-}
-
-// memoryOf is the memory of a policy's instances; a native one has none of its own.
-func memoryOf(p *proto.PolicyStatus) string {
-	if p.Memory == 0 {
-		return "-"
-	}
-	return config.SizeText(p.Memory)
-}
-
-// short is enough of a digest for people to tell modules apart.
-func short(digest string) string { return cmp.Or(digest[:min(len(digest), 12)], "built in") }
 
 func newPolicySwap() *cobra.Command {
 	var r running
@@ -200,10 +145,10 @@ func printTaken(w io.Writer, name string, a *proto.Swap) {
 	fmt.Fprintf(w, "%s is %s, sha256 %s\n", name, a.Module, a.Digest)
 	for _, t := range a.Taken {
 		if t.Role == proto.PolicyRole_POLICY_ROLE_EVICT {
-			fmt.Fprintf(w, "  evict %s: replaced %s, handover by %s, %d entries, %.3f s\n", t.Root, short(t.From),
+			fmt.Fprintf(w, "  evict %s: replaced %s, handover by %s, %d entries, %.3f s\n", t.Root, observe.Short(t.From),
 				proto.Word(t.Handover), t.Entries, t.Time.AsDuration().Seconds())
 		} else {
-			fmt.Fprintf(w, "  %s: replaced %s\n", proto.Word(t.Role), short(t.From))
+			fmt.Fprintf(w, "  %s: replaced %s\n", proto.Word(t.Role), observe.Short(t.From))
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -39,7 +40,7 @@ Without a command it serves: clients on a Unix socket, probes, metrics and a pag
 	for _, g := range groups {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
 	}
-	group(root, groupServe, serve, newReload(), newStatus(), newTop(), newCheck(), newConfig(), newBench())
+	group(root, groupServe, serve, newReload(), newStatus(), newCheck(), newConfig(), newBench())
 	group(root, groupRoots, newFsck())
 	group(root, groupPolicy, newPolicy(), newSim(), newReplay())
 	group(root, groupOther, newVersion())
@@ -68,6 +69,9 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	}
 	if strings.HasSuffix(args[0], ".toml") {
 		return usageError{fmt.Errorf("unknown command %q; a configuration is --config %s", args[0], args[0])}
+	}
+	if args[0] == "top" {
+		return usageError{errors.New("kvhost top is gone: kvhost status --watch draws the same")}
 	}
 	var names []string
 	for _, c := range cmd.Commands() {

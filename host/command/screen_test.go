@@ -104,7 +104,7 @@ func TestBadLinesAreRed(t *testing.T) {
 
 // A frame fits the terminal, and says when the host gives no answer.
 func TestFrame(t *testing.T) {
-	top := &topScreen{size: func() (int, int) { return 12, 10 }}
+	screen := &watchScreen{size: func() (int, int) { return 12, 10 }}
 	status := &proto.StatusResponse{Version: "v1", Uptime: durationpb.New(5 * time.Second), NotReady: strings.Fields(strings.Repeat("why ", 50))}
 	for _, c := range []struct {
 		name    string
@@ -117,7 +117,7 @@ func TestFrame(t *testing.T) {
 		{"no answer", status, errors.New("gone"), 10, []string{"kvhost v1  u", "no answer: g"}},
 		{"no answer yet", nil, errors.New("host: gone\nlong ago"), 1, []string{"no answer: g"}},
 	} {
-		frame := top.frame(c.status, c.status, c.failure)
+		frame := screen.frame(c.status, c.status, c.failure)
 		if got := strings.Count(frame, "\n") + 1; got != c.lines || !strings.HasPrefix(frame, home) || !strings.HasSuffix(frame, restOfScreen) {
 			t.Errorf("%s: want %d lines from the top of a screen whose rest is erased, got %d: %q", c.name, c.lines, got, frame)
 		}
@@ -125,25 +125,6 @@ func TestFrame(t *testing.T) {
 			if !strings.Contains(frame, want) {
 				t.Errorf("%s: want %q in the frame, got %q", c.name, want, frame)
 			}
-		}
-	}
-}
-
-func TestBucketBounds(t *testing.T) {
-	bounds := []float64{1, 2, 4}
-	for _, c := range []struct {
-		q       float64
-		buckets []uint64
-		want    float64
-	}{
-		{0.5, []uint64{0, 0, 0, 0}, 0},
-		{0.5, []uint64{1, 1, 0, 0}, 1},
-		{0.99, []uint64{98, 1, 1, 0}, 2},
-		{1, []uint64{98, 1, 1, 0}, 4},
-		{0.99, []uint64{0, 0, 0, 5}, 4},
-	} {
-		if got := bucketBound(c.q, bounds, c.buckets); got != c.want {
-			t.Errorf("quantile %v of %v: %v, want %v", c.q, c.buckets, got, c.want)
 		}
 	}
 }
@@ -241,14 +222,14 @@ func TestCommandsAskTheTerminalNothing(t *testing.T) {
 	}
 }
 
-// kvhost top draws again and again what fits the terminal, and leaves the terminal as it was.
-func TestTop(t *testing.T) {
+// kvhost status --watch draws again and again what fits the terminal, and leaves the terminal as it was.
+func TestWatch(t *testing.T) {
 	dir := shortDir(t)
 	startHost(t, dir, "--policy", "lru.wasm", "--http-listen", "")
-	if r := finish(t, command(t, dir, "top")); r.code != exitUsage || !strings.Contains(r.stderr, "kvhost status") {
-		t.Errorf("kvhost top without a terminal: want exit code %d and the way to kvhost status, got %d and %q", exitUsage, r.code, r.stderr)
+	if r := finish(t, command(t, dir, "status", "--watch")); r.code != exitUsage || !strings.Contains(r.stderr, "--json") {
+		t.Errorf("kvhost status --watch without a terminal: want exit code %d and the way to --json, got %d and %q", exitUsage, r.code, r.stderr)
 	}
-	cmd := command(t, dir, "top", "--every", "100ms")
+	cmd := command(t, dir, "status", "--watch=100ms")
 	m := onTerminal(t, cmd)
 	const home = "\x1b[H"
 	m.await(t, "three frames", func(text string) bool { return strings.Count(text, home) > 3 })
@@ -257,7 +238,7 @@ func TestTop(t *testing.T) {
 	}
 	<-m.ended
 	if err := cmd.Wait(); err != nil {
-		t.Errorf("kvhost top, ended by Ctrl-C: want success, got %v", err)
+		t.Errorf("kvhost status --watch, ended by Ctrl-C: want success, got %v", err)
 	}
 	text := m.text()
 	begins, ends := "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"

@@ -19,16 +19,21 @@ import (
 func newStatus() *cobra.Command {
 	r := running{looks: true}
 	var asJSON bool
+	var every time.Duration
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what a running host does",
 		Long: `Shows a running host on one screen: whether it is ready and why not, hits, roots, policies, routes,
-latencies and sessions. Rates are those of one second, which the command waits for. With --json it prints the same
-document as GET /status, at once.`,
+latencies and sessions. Rates are those of one second, which the command waits for. With --watch it draws that anew each
+second until Ctrl-C. With --json it prints the same document as GET /status, at once.`,
 		Example: `  kvhost status --socket /run/kvhost/kvhost.sock
+  kvhost status --watch
   kvhost status --json | jq '.roots[] | {path, state, used}'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("watch") {
+				return watch(cmd.Context(), &r, every)
+			}
 			before, err := r.status(cmd.Context())
 			if err != nil {
 				return err
@@ -59,6 +64,8 @@ document as GET /status, at once.`,
 	}
 	r.addTo(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().DurationVar(&every, "watch", 0, "draw it anew again and again: each second, or so often")
+	cmd.Flags().Lookup("watch").NoOptDefVal = "1s"
 	return cmd
 }
 

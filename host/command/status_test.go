@@ -62,9 +62,9 @@ func TestStatus(t *testing.T) {
 	if code := stop(os.Interrupt); code != exitOK {
 		t.Errorf("exit code %d", code)
 	}
-	for _, name := range []string{"status", "top"} {
-		if r := finish(t, command(t, dir, name, "--socket", "kvhost.sock")); r.code != exitFailure || !strings.Contains(r.stderr, "no host is running") {
-			t.Errorf("%s without a host: exit code %d, %s", name, r.code, r.stderr)
+	for _, flag := range []string{"--json", "--watch"} {
+		if r := finish(t, command(t, dir, "status", flag, "--socket", "kvhost.sock")); r.code != exitFailure || !strings.Contains(r.stderr, "no host is running") {
+			t.Errorf("status %s without a host: exit code %d, %s", flag, r.code, r.stderr)
 		}
 	}
 }

@@ -6,9 +6,9 @@ import (
 
 // The budgets that clients share.
 var (
-	budgetLimit   = gauged("budget_limit", "What there is of something that clients share: bytes, files or connections.", "budget")
-	budgetHeld    = gauged("budget_held", "What is held of it.", "budget part")
-	budgetRefused = counted("budget_refusals_total", "Requests refused because the client's share of it was used up.", "budget")
+	budgetLimit   = newFamily("budget_limit", "What there is of something that clients share: bytes, files or connections.", "budget")
+	budgetHeld    = newFamily("budget_held", "What is held of it.", "budget part")
+	budgetRefused = newFamily("budget_refusals_total", "Requests refused because the client's share of it was used up.", "budget")
 )
 
 func collectBudgets(out series, list []budget.Figures) {

@@ -7,10 +7,10 @@ import (
 
 // What compression takes and gains.
 var (
-	codecPages   = counted("codec_page_bytes_total", "Page bytes of extents that were compressed or decompressed.", "direction model")
-	codecStored  = counted("codec_stored_bytes_total", "Bytes that the same extents take in files.", "direction model")
-	codecSeconds = counted("codec_seconds_total", "Time of the codec, on one core.", "direction model")
-	codecPlain   = counted("codec_plain_bytes_total",
+	codecPages   = newFamily("codec_page_bytes_total", "Page bytes of extents that were compressed or decompressed.", "direction model")
+	codecStored  = newFamily("codec_stored_bytes_total", "Bytes that the same extents take in files.", "direction model")
+	codecSeconds = newFamily("codec_seconds_total", "Time of the codec, on one core.", "direction model")
+	codecPlain   = newFamily("codec_plain_bytes_total",
 		"Page bytes of pieces that were not compressed because it would not be worth it.", "model")
 )
 

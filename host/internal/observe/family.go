@@ -6,22 +6,24 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Kinds of metrics.
-const (
-	counter = prometheus.CounterValue
-	gauge   = prometheus.GaugeValue
-)
-
 // family is a metric. Its series differ in the values of its labels.
 type family struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
 }
 
-func counted(name, help, labels string) family { return newFamily(name, help, labels, counter) }
-func gauged(name, help, labels string) family  { return newFamily(name, help, labels, gauge) }
+var declared = []string{"build_info"}
 
-func newFamily(name, help, labels string, kind prometheus.ValueType) family {
+// Names are those of all metrics, without kvhost_.
+func Names() []string { return declared }
+
+// newFamily is a counter where its name ends as the names of counters do.
+func newFamily(name, help, labels string) family {
+	declared = append(declared, name)
+	kind := prometheus.GaugeValue
+	if strings.HasSuffix(name, "_total") {
+		kind = prometheus.CounterValue
+	}
 	return family{prometheus.NewDesc("kvhost_"+name, help, strings.Fields(labels), nil), kind}
 }
 
@@ -46,32 +48,4 @@ func histogram[N int64 | uint64](s series, f family, seconds float64, bounds []f
 		}
 	}
 	s <- prometheus.MustNewConstHistogram(f.desc, all, seconds, buckets, labels...)
-}
-
-// rows are metrics that are read from one kind of figures.
-type rows[T any] []struct {
-	name, help string
-	kind       prometheus.ValueType
-	value      func(*T) float64
-}
-
-func (r rows[T]) families(labels string) (list []family) {
-	for _, m := range r {
-		list = append(list, newFamily(m.name, m.help, labels, m.kind))
-	}
-	return list
-}
-
-// put sends a series of each of the rows.
-func (r rows[T]) put(s series, families []family, of *T, labels ...string) {
-	for i, m := range r {
-		s.put(families[i], m.value(of), labels...)
-	}
-}
-
-func boolean(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
 }

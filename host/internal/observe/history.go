@@ -2,6 +2,7 @@ package observe
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"net/http"
 	"slices"
@@ -19,8 +20,9 @@ const (
 
 // history is readings of the status, without what the page does not draw over time.
 type history struct {
-	mu      sync.Mutex
-	samples [][]byte // JSON, the oldest first
+	mu           sync.Mutex
+	samples      [][]byte // JSON, the oldest first
+	before, last *proto.StatusResponse
 }
 
 // run adds a reading at each tick until the context is done.
@@ -63,10 +65,18 @@ func (h *history) add(s *proto.StatusResponse) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.before, h.last = h.last, s
 	h.samples = append(h.samples, b)
 	if len(h.samples) > samplesKept {
 		h.samples = slices.Clone(h.samples[1:]) // an answer may hold the others
 	}
+}
+
+// earlier is a reading for the rates of another one, which is returned where there is none.
+func (h *history) earlier(now *proto.StatusResponse) *proto.StatusResponse {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return cmp.Or(h.before, now)
 }
 
 // ServeHTTP answers with an array of readings.

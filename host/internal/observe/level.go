@@ -8,29 +8,41 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
 
+var ofLevel = of[store.LevelStats]("level",
+	figure{"Hits", "level_hits_total", "hits", "Keys that lookups found in the level."},
+	figure{"Loaded", "level_loaded_bytes_total", "loaded_bytes", "Bytes of pieces of the level that were opened for loads."},
+	figure{from: "Volatile", status: "volatile"},
+	figure{from: "Kept", status: "kept"},
+	figure{from: "Published", status: "published"},
+	figure{from: "PrefetchesUsed", status: "prefetch_used"},
+	figure{from: "PrefetchesWasted", status: "prefetch_wasted"},
+)
+
+var ofMoves = of[store.MoveStats]("level kind",
+	figure{"Bytes", "level_moved_bytes_total", "_bytes", "Bytes copied from other levels to the level."},
+	figure{from: "Shed", status: "_shed"},
+)
+
 var (
-	levelHits    = counted("level_hits_total", "Keys that lookups found in the level.", "level")
-	levelLoaded  = counted("level_loaded_bytes_total", "Bytes of pieces of the level that were opened for loads.", "level")
-	levelKept    = gauged("level_kept_ratio", "Part of the chunks of a level in memory that another level has too, which outlive the host.", "level")
-	levelMoves   = counted("level_moves_total", "Copies from other levels to the level.", "level kind result")
-	levelMoved   = counted("level_moved_bytes_total", "Bytes copied from other levels to the level.", "level kind")
-	levelFetched = counted("level_prefetches_total",
+	levelKept    = newFamily("level_kept_ratio", "Part of the chunks of a level in memory that another level has too, which outlive the host.", "level")
+	levelMoves   = newFamily("level_moves_total", "Copies from other levels to the level.", "level kind result")
+	levelFetched = newFamily("level_prefetches_total",
 		"Copies to the level that lookups asked for, and that were loaded afterwards (used) or went without (wasted).", "level result")
 )
 
 func collectLevels(out series, st *store.Stats) {
-	for _, l := range st.Levels {
+	for i := range st.Levels {
+		l := &st.Levels[i]
 		level := strconv.Itoa(l.Level)
-		out.put(levelHits, float64(l.Hits), level)
-		out.put(levelLoaded, float64(l.Loaded), level)
+		ofLevel.put(out, l, level)
 		out.put(levelFetched, float64(l.PrefetchesUsed), level, "used")
 		out.put(levelFetched, float64(l.PrefetchesWasted), level, "wasted")
 		if l.Volatile > 0 {
 			out.put(levelKept, float64(l.Kept)/float64(l.Volatile), level)
 		}
-		for kind, m := range l.Moves {
-			k := moves.Kind(kind).String()
-			out.put(levelMoved, float64(m.Bytes), level, k)
+		for kind := range l.Moves {
+			m, k := &l.Moves[kind], moves.Kind(kind).String()
+			ofMoves.put(out, m, level, k)
 			out.put(levelMoves, float64(m.Done), level, k, "done")
 			out.put(levelMoves, float64(m.Shed), level, k, "shed")
 			out.put(levelMoves, float64(m.Refused), level, k, "refused")
@@ -40,22 +52,19 @@ func collectLevels(out series, st *store.Stats) {
 	}
 }
 
-// levelCounters are the figures of levels by name, for the Status call: of a store with one level there are none.
-func levelCounters(st *store.Stats, out map[string]uint64) {
+// countLevels enters the figures of levels into the counters of the status: of a store with one level there are none.
+func countLevels(out map[string]uint64, st *store.Stats) {
 	if len(st.Levels) < 2 {
 		return
 	}
-	for _, l := range st.Levels {
-		name := func(what string) string { return fmt.Sprintf("level%d_%s", l.Level, what) }
-		out[name("hits")], out[name("loaded_bytes")] = l.Hits, l.Loaded
-		if l.Volatile > 0 {
-			out[name("volatile")], out[name("kept")] = l.Volatile, l.Kept
-		}
-		out[name("published")] = l.Published
-		out[name("prefetch_used")], out[name("prefetch_wasted")] = l.PrefetchesUsed, l.PrefetchesWasted
-		for kind, m := range l.Moves {
-			k := moves.Kind(kind).String()
-			out[name(k)], out[name(k+"_bytes")], out[name(k+"_shed")] = m.Done, m.Bytes, m.Shed
+	for i := range st.Levels {
+		l := &st.Levels[i]
+		level := fmt.Sprintf("level%d_", l.Level)
+		ofLevel.count(out, level, l)
+		for kind := range l.Moves {
+			m, k := &l.Moves[kind], level+moves.Kind(kind).String()
+			out[k] = m.Done
+			ofMoves.count(out, k, m)
 		}
 	}
 }

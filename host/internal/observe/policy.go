@@ -5,62 +5,55 @@ import (
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 )
 
-// policyMetrics have one series per policy in use: evict by root.
-var policyMetrics = rows[store.PolicyStats]{
-	{"policy_calls_total", "Calls into a policy.", counter, func(p *store.PolicyStats) float64 { return float64(p.Calls) }},
-	{"policy_records_total", "Records handed to a policy.", counter, func(p *store.PolicyStats) float64 { return float64(p.Records) }},
-	{"policy_seconds_total", "Time spent in a policy.", counter, func(p *store.PolicyStats) float64 { return p.Time.Seconds() }},
-	{"policy_fuel_total", "Fuel that a policy used, about one unit per instruction; 0 when native.", counter,
-		func(p *store.PolicyStats) float64 { return float64(p.Fuel) }},
-	{"policy_faults_total", "Faults of a policy.", counter, func(p *store.PolicyStats) float64 { return float64(p.Faults) }},
-	{"policy_builtin", "1 while the built-in policy answers for a module that failed.", gauge,
-		func(p *store.PolicyStats) float64 { return boolean(p.Builtin) }},
-	{"policy_quarantined", "1 once a module is not restarted any more.", gauge,
-		func(p *store.PolicyStats) float64 { return boolean(p.Quarantine != nil) }},
-	{"policy_memory_bytes", "Memory of a policy's instances; 0 when native.", gauge,
-		func(p *store.PolicyStats) float64 { return float64(p.Memory) }},
-	{"policy_since_timestamp_seconds", "When a policy took its role, in seconds since 1970.", gauge,
-		func(p *store.PolicyStats) float64 { return float64(p.Since.Unix()) }},
-}
+const policyLabels = "role policy module digest root"
 
-// shadowMetrics have one series per shadow. The live hits are those of the same keys.
-var shadowMetrics = rows[store.ShadowStats]{
-	{"shadow_keys_total", "Keys looked up that a shadow received.", counter, func(s *store.ShadowStats) float64 { return float64(s.Keys) }},
-	{"shadow_hits_total", "Of those, keys that the shadow would have granted.", counter,
-		func(s *store.ShadowStats) float64 { return float64(s.Hits) }},
-	{"shadow_live_hits_total", "Of those, keys that were granted.", counter,
-		func(s *store.ShadowStats) float64 { return float64(s.LiveHits) }},
-	{"shadow_dropped_total", "Lookups, stores and ends of requests that the shadow was too slow for.", counter,
-		func(s *store.ShadowStats) float64 { return float64(s.Dropped) }},
-	{"shadow_evictions_total", "Entries that the shadow would have evicted.", counter,
-		func(s *store.ShadowStats) float64 { return float64(s.Evictions) }},
-	{"shadow_used_bytes", "Bytes in the imaginary cache.", gauge, func(s *store.ShadowStats) float64 { return float64(s.Used) }},
-	{"shadow_capacity_bytes", "Capacity of the imaginary cache.", gauge, func(s *store.ShadowStats) float64 { return float64(s.Capacity) }},
-	{"shadow_seconds_total", "Time spent in the policy.", counter, func(s *store.ShadowStats) float64 { return s.Time.Seconds() }},
-	{"shadow_memory_bytes", "Memory of the policy's instance; 0 when native.", gauge,
-		func(s *store.ShadowStats) float64 { return float64(s.Memory) }},
-	{"shadow_failed", "1 while the shadow is down after a fault.", gauge,
-		func(s *store.ShadowStats) float64 { return boolean(s.Err != nil) }},
-}
+// ofPolicy has what policies and shadows have in common in the status; its series are of policies in use: evict by root.
+var ofPolicy = of[policy.Stats](policyLabels,
+	figure{"Calls", "policy_calls_total", "calls", "Calls into a policy."},
+	figure{"Records", "policy_records_total", "records", "Records handed to a policy."},
+	figure{"Time", "policy_seconds_total", "time", "Time spent in a policy."},
+	figure{"Fuel", "policy_fuel_total", "fuel", "Fuel that a policy used, about one unit per instruction; 0 when native."},
+	figure{"Faults", "policy_faults_total", "faults", "Faults of a policy."},
+	figure{"Memory", "policy_memory_bytes", "memory", "Memory of a policy's instances; 0 when native."},
+)
+
+var ofPolicyInUse = of[store.PolicyStats](policyLabels,
+	figure{"Builtin", "policy_builtin", "", "1 while the built-in policy answers for a module that failed."},
+	figure{"Quarantine", "policy_quarantined", "", "1 once a module is not restarted any more."},
+	figure{"Since", "policy_since_timestamp_seconds", "since", "When a policy took its role, in seconds since 1970."},
+)
+
+// ofShadow has the series of shadows, and their trial in the status.
+var ofShadow = of[store.ShadowStats]("policy module digest",
+	figure{"Keys", "shadow_keys_total", "keys", "Keys looked up that a shadow received."},
+	figure{"Hits", "shadow_hits_total", "hits", "Of those, keys that the shadow would have granted."},
+	figure{"LiveHits", "shadow_live_hits_total", "live_hits", "Of those, keys that were granted."},
+	figure{"Err", "shadow_failed", "", "1 while the shadow is down after a fault."},
+	figure{from: "Dropped", status: "dropped"},
+	figure{from: "Capacity", status: "capacity"},
+	figure{from: "Used", status: "used"},
+)
 
 var (
-	policyFamilies = policyMetrics.families("role policy module digest root")
-	shadowFamilies = shadowMetrics.families("policy module digest")
 	// moduleCounters are exported once for each module, whatever its roles.
-	moduleCounters = newFamily("policy_counter", "Counters of a module.", "policy module digest counter", prometheus.UntypedValue)
-	policiesMemory = gauged("policies_memory_bytes", "Memory of the instances of all policies, shadows included.", "")
-	policiesLimit  = gauged("policies_memory_limit_bytes", "Memory that the instances of all policies may have.", "")
+	moduleCounters = family{newFamily("policy_counter", "Counters of a module.", "policy module digest counter").desc, prometheus.UntypedValue}
+	policiesMemory = newFamily("policies_memory_bytes", "Memory of the instances of all policies, shadows included.", "")
+	policiesLimit  = newFamily("policies_memory_limit_bytes", "Memory that the instances of all policies may have.", "")
 )
 
 func collectPolicies(out series, st *store.Stats, memory *sandbox.MemoryBudget) {
 	sent := map[moduleCounter]bool{}
 	for _, p := range byLabels(st.Policies) {
-		policyMetrics.put(out, policyFamilies, &p.stats, p.labels[:]...)
+		ofPolicy.put(out, &p.stats.Stats, p.labels[:]...)
+		ofPolicyInUse.put(out, &p.stats, p.labels[:]...)
 		for _, n := range slices.Sorted(maps.Keys(p.stats.Counters)) {
 			if own := (moduleCounter{p.stats.Digest, n}); !sent[own] {
 				sent[own] = true
@@ -70,7 +63,7 @@ func collectPolicies(out series, st *store.Stats, memory *sandbox.MemoryBudget) 
 	}
 	for i := range st.Shadows {
 		p := &st.Shadows[i]
-		shadowMetrics.put(out, shadowFamilies, p, p.Name, p.Module, p.Digest)
+		ofShadow.put(out, p, p.Name, p.Module, p.Digest)
 	}
 	out.put(policiesMemory, float64(memory.Used()))
 	out.put(policiesLimit, float64(memory.Limit()))
@@ -108,4 +101,42 @@ func byLabels(list []store.PolicyStats) (out []policySeries) {
 		}
 	}
 	return out
+}
+
+func policyStatus(p *store.PolicyStats) *proto.PolicyStatus {
+	out := statusOf(&p.Stats)
+	ofPolicyInUse.fill(out, p)
+	out.Name, out.Version, out.Root, out.State = p.Name, p.Version, p.Root, proto.PolicyState_POLICY_STATE_ACTING
+	switch {
+	case p.Quarantine != nil:
+		out.State, out.Reason = proto.PolicyState_POLICY_STATE_QUARANTINE, p.Quarantine.Error()
+	case p.Builtin:
+		out.State = proto.PolicyState_POLICY_STATE_STANDIN
+	}
+	return out
+}
+
+func shadowStatus(p *store.ShadowStats) *proto.PolicyStatus {
+	out := statusOf(&p.Stats.Stats)
+	out.Name, out.Version, out.Since = p.Name, p.Version, timestamppb.New(p.Since)
+	out.State, out.Entries, out.Trial = proto.PolicyState_POLICY_STATE_SHADOW, uint64(p.Entries), &proto.Trial{}
+	if p.Err != nil {
+		out.State, out.Reason = proto.PolicyState_POLICY_STATE_QUARANTINE, p.Err.Error()
+	}
+	ofShadow.fill(out.Trial, p)
+	return out
+}
+
+func statusOf(p *policy.Stats) *proto.PolicyStatus {
+	out := &proto.PolicyStatus{Role: proto.Value[proto.PolicyRole](p.Role.String()), Module: p.Module, Digest: Digest(p.Digest)}
+	ofPolicy.fill(out, p)
+	return out
+}
+
+// Digest is a module's, and empty for one that is built in.
+func Digest(digest string) string {
+	if digest == "native" {
+		return ""
+	}
+	return digest
 }

@@ -6,10 +6,10 @@ import (
 )
 
 var (
-	reloadOK = gauged("config_last_reload_successful", "1 if the last reload of the configuration was applied, or there was none.", "")
-	reloadAt = gauged("config_last_reload_success_timestamp_seconds", "When a configuration was applied last; 0: at the start.", "")
+	reloadOK = newFamily("config_last_reload_successful", "1 if the last reload of the configuration was applied, or there was none.", "")
+	reloadAt = newFamily("config_last_reload_success_timestamp_seconds", "When a configuration was applied last; 0: at the start.", "")
 
-	certificateEnd = gauged("certificate_expiry_timestamp_seconds", "When the certificate that a setting names ends.", "setting")
+	certificateEnd = newFamily("certificate_expiry_timestamp_seconds", "When the certificate that a setting names ends.", "setting")
 )
 
 // Reloads are the results of reloads.

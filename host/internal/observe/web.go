@@ -7,6 +7,7 @@
 //	GET /readyz    200 when the host is ready, else 503 with a reason in each line
 //	GET /metrics   for Prometheus
 //	GET /status    proto.StatusResponse as JSON
+//	GET /tables    the tables of the page and of kvhost status
 //	GET /history   an array of what the page draws of it, one for every two seconds of the last five minutes
 //	GET /debug/pprof/...  profiles of the process, when switched on
 //
@@ -19,6 +20,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -161,6 +163,11 @@ func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Cont
 	})
 	past := &history{}
 	guarded.Handle("GET /history", past)
+	guarded.HandleFunc("GET /tables", func(w http.ResponseWriter, _ *http.Request) {
+		a, _ := status()
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(Tables(past.earlier(a.status), a.status)) // a reader that is gone wants no answer
+	})
 	if cfg.Profiles {
 		guarded.HandleFunc("GET /debug/pprof/", pprof.Index)
 		guarded.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)

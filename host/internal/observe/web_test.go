@@ -139,7 +139,7 @@ func TestToken(t *testing.T) {
 	const token = "0123456789abcdef-secret"
 	s := serve(t, Config{TokenFile: write(t, token+"\n"), Profiles: true})
 	base := "http://" + s.Addr()
-	for _, path := range []string{"/metrics", "/status", "/history", "/debug/pprof/cmdline"} {
+	for _, path := range []string{"/metrics", "/status", "/tables", "/history", "/debug/pprof/cmdline"} {
 		for _, c := range []struct {
 			header string
 			code   int

@@ -1,4 +1,4 @@
-// The page reads /status every two seconds, and begins with the host's /history, to draw the last five minutes. It sends nothing else.
+// The page reads /status and /tables every two seconds, and begins with the host's /history, to draw the last five minutes. It sends nothing else.
 'use strict';
 const every = 2000, kept = 150;
 const $ = id => document.getElementById(id);
@@ -28,18 +28,21 @@ function make(tag, attributes = {}, ...children) {
   return e;
 }
 
-// table fills a table: a column is [name, right-aligned?, row => text or element, row => class?].
-function table(id, columns, rows, empty, why) {
-  const t = $(id);
-  if (rows.length === 0) { t.replaceChildren(make('caption', {}, empty)); return; }
-  const body = [make('tr', {}, ...columns.map(([name, right]) => make('th', { class: right ? 'n' : '' }, name)))];
-  for (const r of rows) {
-    body.push(make('tr', {}, ...columns.map(([, right, text, style]) =>
-      make('td', { class: [right ? 'n' : '', style ? style(r) : ''].join(' ').trim() }, text(r)))));
-    const reason = why && why(r);
-    if (reason) body.push(make('tr', {}, make('td', { class: 'why', colspan: columns.length }, reason)));
+// table draws a table of the host: see Table in tables.go.
+function table(t) {
+  const e = $(t.name);
+  if (!e) return;
+  e.closest('section').hidden = t.rows.length === 0;
+  const body = [make('tr', {}, ...t.columns.map(c => make('th', { class: c.number ? 'n' : '' }, c.title)))];
+  for (const r of t.rows) {
+    body.push(make('tr', {}, ...t.columns.map((c, i) => {
+      const bar = c.part && make('i');
+      if (bar) bar.style.width = (parseFloat(r.cells[i]) || 0) + '%';
+      return make('td', { class: [c.number ? 'n' : '', r.tones[i]].join(' ').trim() }, bar ? make('span', { class: 'fill', title: r.cells[i] }, bar) : r.cells[i]);
+    })));
+    if (r.why) body.push(make('tr', {}, make('td', { class: 'why', colspan: t.columns.length }, r.why)));
   }
-  t.replaceChildren(...body);
+  e.replaceChildren(...body);
 }
 
 // ---- rates
@@ -130,31 +133,9 @@ function heat(status) {
   }));
 }
 
-// ---- levels
-
-// levels shows what each level gives, takes and lets go. A host with one level has none of these counters.
-function levels(s) {
-  const list = [0, 1, 2, 3, 4, 5, 6, 7].filter(n => `level${n}_hits` in s.counters);
-  const at = (n, what) => s.counters[`level${n}_${what}`] || 0;
-  const loaded = sum(list, n => at(n, 'loaded_bytes'));
-  $('levels').closest('section').hidden = list.length === 0;
-  table('levels', [
-    ['level', false, n => n], ['hits', true, n => count(at(n, 'hits'))], ['loaded', true, n => bytes(at(n, 'loaded_bytes'))],
-    ['of all', true, n => part(at(n, 'loaded_bytes'), loaded)], ['now', true, n => rate(since(x => x.counters[`level${n}_loaded_bytes`] || 0))],
-    ['pieces written', true, n => count(at(n, 'published'))], ['demoted to it', true, n => count(at(n, 'demotion'))],
-    ['promoted to it', true, n => count(at(n, 'promotion'))], ['prefetched', true, n => count(at(n, 'prefetch'))],
-    ['used', true, n => part(at(n, 'prefetch_used'), at(n, 'prefetch'))], ['kept', true, n => at(n, 'volatile') ? part(at(n, 'kept'), at(n, 'volatile')) : ''],
-    ['shed', true, n => count(sum(['demotion', 'promotion', 'through', 'prefetch'], k => at(n, k + '_shed'))),
-      n => at(n, 'demotion_shed') > 0 ? 'warn' : ''],
-  ], list, 'one level');
-}
-
 // ---- the page
 
-const good = ['in_service', 'acting', 'shadow'];
-const state = s => s.replaceAll('_', ' ');
-
-function show(s) {
+function show(s, tables) {
   $('version').textContent = s.version;
   $('uptime').textContent = 'up ' + span(s.uptime);
   $('ready').textContent = s.not_ready.length ? 'not ready' : 'ready';
@@ -193,62 +174,8 @@ function show(s) {
   }));
   lines('ratio', [{ name: 'live', values: live }, ...shadows], 1, v => (100 * v).toFixed(1) + ' %');
 
-  const fill = r => {
-    const bar = make('i');
-    bar.style.width = Math.min(100, 100 * r.used / Math.max(1, r.capacity)) + '%';
-    return make('span', { class: 'fill', title: bytes(r.used) }, bar);
-  };
-  table('roots', [
-    ['root', false, r => r.path + (r.shared ? ' (shared)' : '')],
-    ['state', false, r => state(r.state) + (r.scanning ? ', scanning' : ''), r => r.state === 'in_service' ? 'good' : 'bad'],
-    ['fill', false, fill], ['used', true, r => bytes(r.used)], ['capacity', true, r => bytes(r.capacity)],
-    ['entries', true, r => count(r.entries)], ['writing', true, r => bytes(r.writing)],
-    ['quarantine', true, r => bytes(r.quarantine), r => r.quarantine > 0 ? 'warn' : ''],
-    ['evictions', true, r => count(r.evictions)], ['sheds', true, r => count(r.sheds), r => r.sheds > 0 ? 'warn' : ''],
-    ['damaged', true, r => count(r.damaged), r => r.damaged > 0 ? 'bad' : ''], ['outages', true, r => count(r.outages)],
-  ], s.roots, 'no roots', r => r.reason);
-
-  levels(s);
-
-  table('policies', [
-    ['policy', false, p => p.name], ['role', false, p => p.role],
-    ['state', false, p => state(p.state), p => good.includes(p.state) ? 'good' : 'bad'],
-    ['module', false, p => [p.module, p.version].filter(Boolean).join(' ')], ['calls', true, p => count(p.calls)],
-    ['records', true, p => count(p.records)], ['time/record', true, p => p.records > 0 ? time(p.time / p.records) : '–'],
-    ['fuel/record', true, p => p.records > 0 && p.fuel > 0 ? count(p.fuel / p.records) : '–'],
-    ['faults', true, p => count(p.faults), p => p.faults > 0 ? 'bad' : ''],
-    ['hit ratio', true, p => p.trial ? `${part(p.trial.hits, p.trial.keys)}, live ${part(p.trial.live_hits, p.trial.keys)}` : '–'],
-    ['root', false, p => p.root],
-  ], s.policies, 'no policies', p => p.reason);
-
-  $('peers').closest('section').hidden = s.peers.length === 0;
-  table('peers', [
-    ['peer', false, p => p.address || p.name], ['state', false, p => p.state, p => p.state === 'here' ? 'good' : p.state === 'alone' ? 'bad' : ''],
-    ['entries', true, p => count(p.entries)], ['asked for', true, p => count(p.keys)], ['struck out', true, p => count(p.struck)],
-    ['read', true, p => bytes(p.bytes)], ['offered', true, p => count(p.offers)], ['taken', true, p => count(p.taken)],
-    ['failures', true, p => count(p.failures)], ['blamed', true, p => count(p.blamed), p => p.blamed > 0 ? 'bad' : ''],
-  ], s.peers, '', p => p.reason);
-
+  tables.forEach(table);
   heat(s);
-
-  table('routes', [
-    ['memory', false, r => r.gpu], ['root', false, r => r.root], ['route', false, r => r.route], ['direction', false, r => r.direction],
-    ['now', true, r => rate(since(x => sum(x.routes, o => o.bytes, o => ['gpu', 'root', 'route', 'direction'].every(k => o[k] === r[k]))))],
-    ['pieces', true, r => count(r.files)], ['bytes', true, r => bytes(r.bytes)], ['in flight', true, r => r.in_flight],
-    ['busy', true, r => part(r.busy, s.uptime)],
-    ['errors', true, r => count(r.errors), r => r.errors > 0 ? 'bad' : ''],
-  ], s.routes.filter(r => r.files + r.errors + r.in_flight > 0), 'nothing has moved yet');
-
-  table('usage', [
-    ['model', false, u => u.model || '(unnamed)'], ['tenant', true, u => u.tenant], ['keys', true, u => count(u.keys)],
-    ['hit ratio', true, u => part(u.hits, u.keys)], ['loaded', true, u => bytes(u.loaded_bytes)], ['stored', true, u => bytes(u.stored_bytes)],
-  ], s.usage, 'no session yet');
-
-  table('sessions', [
-    ['', true, x => x.number], ['engine', false, x => x.engine], ['role', false, x => x.role], ['rank', true, x => x.rank],
-    ['model', false, x => x.model], ['leases', true, x => x.leases], ['jobs', true, x => x.jobs],
-    ['for', true, x => span(Date.now() / 1000 - x.since)],
-  ], s.session_list, 'no session');
 }
 
 // get reads a document. It returns null where a token is wanted.
@@ -276,7 +203,7 @@ async function read() {
   }
   if (!history.length || status.uptime > history.at(-1).uptime) history.push(status);
   if (history.length > kept + 1) history.shift();
-  show(status);
+  show(status, await get('tables') || []);
   return true;
 }
 

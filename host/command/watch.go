@@ -9,51 +9,40 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-func newTop() *cobra.Command {
-	r := running{looks: true}
-	every := time.Second
-	cmd := &cobra.Command{
-		Use:     "top",
-		Short:   "Watch a running host",
-		Long:    `Shows on a terminal what kvhost status shows, and draws it anew each second until Ctrl-C.`,
-		Example: `  kvhost top --socket /run/kvhost/kvhost.sock`,
-		Args:    noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if every < 100*time.Millisecond {
-				return usageError{fmt.Errorf("--every: %s, want at least 100ms", every)}
-			}
-			if _, err := r.status(cmd.Context()); err != nil {
-				return err
-			}
-			fd := int(os.Stdout.Fd())
-			if !term.IsTerminal(fd) {
-				return usageError{errors.New("top draws on a terminal, and standard output is none: use kvhost status, or kvhost status --json")}
-			}
-			ctx, stop := untilSignal(cmd.Context())
-			defer stop()
-			top := topScreen{
-				out: os.Stdout,
-				size: func() (int, int) {
-					if columns, lines, err := term.GetSize(fd); err == nil && columns > 0 && lines > 0 {
-						return columns, lines
-					}
-					return 80, 24
-				},
-				ask:   r.status,
-				every: every,
-			}
-			return top.run(ctx)
-		},
+// leastWatch is the least time between two drawings.
+const leastWatch = 100 * time.Millisecond
+
+// watch draws what a running host does again and again, until Ctrl-C.
+func watch(ctx context.Context, r *running, every time.Duration) error {
+	if every < leastWatch {
+		return usageError{fmt.Errorf("--watch: %s, want at least %s", every, leastWatch)}
 	}
-	r.addTo(cmd)
-	cmd.Flags().DurationVar(&every, "every", every, "time between two drawings")
-	return cmd
+	if _, err := r.status(ctx); err != nil {
+		return err
+	}
+	fd := int(os.Stdout.Fd())
+	if !term.IsTerminal(fd) {
+		return usageError{errors.New("--watch draws on a terminal, and standard output is none: leave it out, or use --json")}
+	}
+	ctx, stop := untilSignal(ctx)
+	defer stop()
+	screen := watchScreen{
+		out: os.Stdout,
+		size: func() (int, int) {
+			if columns, lines, err := term.GetSize(fd); err == nil && columns > 0 && lines > 0 {
+				return columns, lines
+			}
+			return 80, 24
+		},
+		ask:   r.status,
+		every: every,
+	}
+	return screen.run(ctx)
 }
 
 // Escape sequences of ECMA-48 and xterm.
@@ -65,8 +54,8 @@ const (
 	restOfScreen = "\x1b[J"
 )
 
-// topScreen draws a host's status on a terminal again and again, until ctx ends.
-type topScreen struct {
+// watchScreen draws a host's status on a terminal again and again, until ctx ends.
+type watchScreen struct {
 	out   io.Writer // the terminal
 	size  func() (columns, lines int)
 	ask   func(context.Context) (*proto.StatusResponse, error)
@@ -77,18 +66,18 @@ type topScreen struct {
 const longestAnswer = 5 * time.Second
 
 // run returns nil when ctx ends, and an error when the terminal takes nothing.
-func (t *topScreen) run(ctx context.Context) error {
-	_, err := io.WriteString(t.out, secondScreen)
+func (w *watchScreen) run(ctx context.Context) error {
+	_, err := io.WriteString(w.out, secondScreen)
 	if err != nil {
 		return err
 	}
-	defer io.WriteString(t.out, firstScreen)
-	again := time.NewTicker(t.every)
+	defer io.WriteString(w.out, firstScreen)
+	again := time.NewTicker(w.every)
 	defer again.Stop()
 	var before, now *proto.StatusResponse
 	for {
 		ask, stop := context.WithTimeout(ctx, longestAnswer)
-		status, err := t.ask(ask)
+		status, err := w.ask(ask)
 		stop()
 		if ctx.Err() != nil {
 			return nil
@@ -99,7 +88,7 @@ func (t *topScreen) run(ctx context.Context) error {
 				before = now
 			}
 		}
-		if _, err := io.WriteString(t.out, t.frame(before, now, err)); err != nil {
+		if _, err := io.WriteString(w.out, w.frame(before, now, err)); err != nil {
 			return err
 		}
 		select {
@@ -111,12 +100,12 @@ func (t *topScreen) run(ctx context.Context) error {
 }
 
 // frame is what fits the terminal of a status, which is nil before the first answer, and of the failure of the last question.
-func (t *topScreen) frame(before, now *proto.StatusResponse, failure error) string {
+func (w *watchScreen) frame(before, now *proto.StatusResponse, failure error) string {
 	var lines []string
 	if now != nil {
 		lines = strings.Split(strings.TrimRight(drawScreen(before, now), "\n"), "\n")
 	}
-	columns, most := t.size()
+	columns, most := w.size()
 	foot := ""
 	if more := len(lines) - (most - 1); more > 0 {
 		lines = lines[:len(lines)-more]
