@@ -13,12 +13,6 @@ import (
 // mostAsking is how many LOOKUPs of a session may wait for peers.
 const mostAsking = 64
 
-// asking is a LOOKUP that is answered once a peer was asked. Other messages of the session do not wait for it.
-type asking struct {
-	request uint32
-	ended   bool // the request is: nothing is granted
-}
-
 // askPeer asks a peer for what a lookup has missed, on a goroutine that the session's end waits for, and answers then. It is false if
 // that cannot be. The turn is held.
 func (x *session) askPeer(ask *peers.Ask, q store.LookupRequest, a lookupInHand) bool {

@@ -14,6 +14,15 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
+// message converts any error to its wire form.
+func message(err error) *proto.Error {
+	var f *fault
+	if errors.As(err, &f) {
+		return &proto.Error{Code: f.code, Field: f.field, Message: f.text}
+	}
+	return &proto.Error{Code: codeOf(err), Message: err.Error()}
+}
+
 // codeOf returns the code of an error that is not the client's fault.
 func codeOf(err error) proto.Code {
 	for _, c := range []struct {

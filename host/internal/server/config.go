@@ -2,6 +2,7 @@ package server
 
 import (
 	"log/slog"
+	"runtime"
 	"time"
 
 	"github.com/kvhost/kvhost/gds"
@@ -129,5 +130,15 @@ func (c Config) orDefaults() Config {
 func orDefault[T int | int64 | time.Duration](have *T, value T) {
 	if *have <= 0 {
 		*have = value
+	}
+}
+
+// budgets are what the sessions of a configuration share.
+func (c *Config) budgets() budget.Sessions {
+	return budget.Sessions{
+		Memory: c.Memory, Arriving: c.Arriving, Descriptors: budget.OfDescriptors(c.Limits.Sessions),
+		Room: budget.OfRoom(c.Capacity, c.Limits.Sessions), Leased: budget.OfLeased(c.Capacity, c.Limits.Sessions),
+		Mappings: budget.OfMappings(c.Limits.Sessions), Passing: budget.OfPassing(), HTTP: budget.OfHTTP(),
+		Processors: float64(runtime.GOMAXPROCS(0)),
 	}
 }

@@ -1,28 +1,12 @@
 package server
 
 import (
-	"errors"
 	"fmt"
 	"os"
 
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/socket"
 )
-
-// giveDescriptor gives a descriptor that came on the descriptor socket to its session.
-func (s *Server) giveDescriptor(p socket.Peer, nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error {
-	s.mu.Lock()
-	x := s.sessions[nonce]
-	s.mu.Unlock()
-	if x == nil || x.memory.uid != p.UID {
-		return errors.New("the nonce names no session of this user")
-	}
-	if _, err := x.memory.checkFile(f); err != nil { // REGISTER checks again
-		return err
-	}
-	return x.memory.giveDescriptor(tag, f)
-}
 
 // descriptors are the files that a message has used up, by tag.
 type descriptors map[uint64]*os.File

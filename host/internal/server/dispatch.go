@@ -1,10 +1,13 @@
 package server
 
 import (
+	"context"
 	"math"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -68,6 +71,41 @@ func (x *session) receiveJob(m *proto.SessionRequest, chunks int) error {
 		return nil
 	}
 	return err
+}
+
+// newJob enters a job in the session's table.
+func (x *session) newJob(m *proto.SessionRequest) (*job, error) {
+	j := &job{id: m.GetId(), session: x, message: m, since: time.Now(), started: make(chan struct{})}
+	j.abandon, j.span = x.abandon, x.server.cfg.Spans.Begin(m)
+	j.ctx, j.stop = context.WithCancel(x.ctx)
+	if err := x.jobs.add(j); err != nil {
+		j.stop()
+		return nil, err
+	}
+	return j, nil
+}
+
+// abandon completes a job that was cancelled before any of it ran: all its chunks are cancelled.
+func (x *session) abandon(j *job) {
+	switch {
+	case x.ctx.Err() != nil: // the client is gone
+		j.finish()
+		x.share.Unanswered(j.id)
+	case j.message.GetLoad() != nil:
+		s := &loading{job: j, chunks: j.message.GetLoad().GetChunks()}
+		if x.engine != nil {
+			_ = s.readTimeline(j.message.GetLoad()) // a bad timeline has no semaphores to write
+		}
+		s.failed(transfer.ErrCancelled)
+	default:
+		s := newStoring(j, len(j.message.GetStore().GetChunks()))
+		s.timeline, _ = x.timelines.of(j.message.GetStore().GetTimeline(), 0)
+		for i := range s.results {
+			s.refused(i, transfer.ErrCancelled)
+		}
+		s.read(transfer.Outcome{})
+		s.published(transfer.Outcome{})
+	}
 }
 
 // handle handles one ordered message. The inbox calls it with the turn held.

@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/budget"
@@ -114,19 +113,6 @@ func (n *requestNumbers) next() uint32 {
 			return number
 		}
 	}
-}
-
-// granted is what an engine has granted to one of its sessions. The engine's mutex guards the requests and the number of leases.
-type granted struct {
-	limits   *Limits
-	leaseTTL time.Duration
-	share    *budget.Session
-	requests map[uint32]struct{}
-	leases   int
-}
-
-func newGranted(cfg *Config, sh *budget.Session) *granted {
-	return &granted{limits: &cfg.Limits, leaseTTL: cfg.LeaseTTL, share: sh, requests: map[uint32]struct{}{}}
 }
 
 // number returns the store's number for a request of this engine, 0 for none.

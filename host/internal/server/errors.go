@@ -89,12 +89,3 @@ func groupOf(ns *kv.Namespace, id uint32) (*kv.Group, error) {
 	}
 	return g, nil
 }
-
-// message converts any error to its wire form.
-func message(err error) *proto.Error {
-	var f *fault
-	if errors.As(err, &f) {
-		return &proto.Error{Code: f.code, Field: f.field, Message: f.text}
-	}
-	return &proto.Error{Code: codeOf(err), Message: err.Error()}
-}

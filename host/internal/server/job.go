@@ -20,6 +20,7 @@ type job struct {
 	span    requestSpan
 	ctx     context.Context // done when it is cancelled
 	stop    context.CancelFunc
+	abandon func(*job)    // completes the job, which was cancelled before any of it ran
 	reg     *registration // set before started is closed
 
 	cancelled atomic.Bool
@@ -29,18 +30,6 @@ type job struct {
 	// written.
 	started chan struct{}
 	handle  *transfer.Handle // nil when no copy was started
-}
-
-// newJob enters a job in the session's table.
-func (x *session) newJob(m *proto.SessionRequest) (*job, error) {
-	j := &job{id: m.GetId(), session: x, message: m, since: time.Now(), started: make(chan struct{})}
-	j.span = x.server.cfg.Spans.Begin(m)
-	j.ctx, j.stop = context.WithCancel(x.ctx)
-	if err := x.jobs.add(j); err != nil {
-		j.stop()
-		return nil, err
-	}
-	return j, nil
 }
 
 // claim reports whether the caller is the first. Then run or neverRun must follow.
@@ -74,7 +63,7 @@ func (j *job) cancel() {
 	j.cancelled.Store(true)
 	if j.claim() {
 		j.session.reserving.Remove(j.id)
-		j.abandon()
+		j.abandon(j)
 		j.neverRun()
 		return
 	}
@@ -121,30 +110,6 @@ func (j *job) fenced() bool {
 		return true
 	default:
 		return false
-	}
-}
-
-// abandon completes a job that was cancelled before any of it ran: all its chunks are cancelled.
-func (j *job) abandon() {
-	x := j.session
-	switch {
-	case x.ctx.Err() != nil: // the client is gone
-		j.finish()
-		x.share.Unanswered(j.id)
-	case j.message.GetLoad() != nil:
-		s := &loading{job: j, chunks: j.message.GetLoad().GetChunks()}
-		if x.engine != nil {
-			_ = s.readTimeline(j.message.GetLoad()) // a bad timeline has no semaphores to write
-		}
-		s.failed(transfer.ErrCancelled)
-	default:
-		s := newStoring(j, len(j.message.GetStore().GetChunks()))
-		s.timeline, _ = x.timelines.of(j.message.GetStore().GetTimeline(), 0)
-		for i := range s.results {
-			s.refused(i, transfer.ErrCancelled)
-		}
-		s.read(transfer.Outcome{})
-		s.published(transfer.Outcome{})
 	}
 }
 

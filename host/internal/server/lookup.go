@@ -4,7 +4,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
@@ -54,63 +53,6 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 		}
 	}
 	return x.answerLookup(a)
-}
-
-// lookupInHand is a LOOKUP and what was found.
-type lookupInHand struct {
-	message *proto.SessionRequest
-	since   time.Time
-	span    requestSpan
-	group   *kv.Group
-	lease   *sharedLease // nil if no key is looked up
-}
-
-// answerLookup answers, and grants the lease.
-func (x *session) answerLookup(a lookupInHand) error {
-	reply, m, asked := newLookupAnswer(a.message.Id), a.message.GetLookup(), 0
-	if a.lease != nil {
-		asked = a.lease.keys - a.lease.first
-		if err := x.answer(reply, a.group, a.lease); err != nil {
-			return err
-		}
-	}
-	x.reply(&reply.Message)
-	x.server.latencies.Observe(AnswerLookup, a.since)
-	profile := x.profile.Load()
-	if !m.GetPin() {
-		profile.usage.Keys.Add(uint64(asked))
-		profile.usage.Hits.Add(uint64(reply.Reply.Hits))
-	}
-	a.span.Lookup(profile.spans, m, asked, &reply.Reply)
-	return nil
-}
-
-// answer fills the reply and grants the lease, or releases its pins.
-func (x *session) answer(answer *lookupAnswer, g *kv.Group, l *sharedLease) error {
-	hits, reply := l.pins.Hits(), &answer.Reply
-	reply.Hits = uint32(hits)
-	if g.Lookup == kv.ByMembership {
-		reply.Bits = make([]byte, (l.keys+7)/8)
-		for i := l.first; i < l.keys; i++ {
-			if l.pins.Has(i - l.first) {
-				reply.Bits[i/8] |= 1 << (i % 8)
-			}
-		}
-	}
-	if hits == 0 {
-		l.pins.Release()
-		return nil
-	}
-	answer.Fill(lookupHits{
-		Lease: l.pins, Readers: l.readers, Bytes: g.Geometry.PageBytes(), Own: x.queue,
-	}, x.engine)
-	x.server.hold(l)
-	var err error
-	if reply.Lease, err = x.engine.grant(l); err != nil {
-		l.pins.Release()
-		x.share.Give(budget.Entries, l.bytes)
-	}
-	return err
 }
 
 // lookupKeys reads the keys into the session's scratch memory: the store does not keep them.

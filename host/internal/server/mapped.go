@@ -27,6 +27,13 @@ type fileID struct {
 	Size     int64
 }
 
+// mapping is one client file, mapped once however many regions and groups it serves.
+type mapping struct {
+	file  fileID
+	data  []byte
+	users int // registrations
+}
+
 // identify checks that a file is shared memory, with all its pages, that cannot shrink and so take pages from under a job;
 // unsealed allows that it can.
 func identify(f *os.File, unsealed bool) (fileID, error) {

@@ -44,13 +44,6 @@ type clientMemory struct {
 	descriptors map[uint64]*os.File // received, not named by a message yet
 }
 
-func newClientMemory(s *Server, cfg *Config, sh *budget.Session, log *slog.Logger) *clientMemory {
-	return &clientMemory{
-		limits: &cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: log, protect: s.protect,
-		regs: map[uint32]*registration{}, files: map[fileID]*mapping{}, descriptors: map[uint64]*os.File{},
-	}
-}
-
 // registration is a group's pages in a session. Its fields are set before it is in the session's table.
 type registration struct {
 	group   *kv.Group
@@ -59,30 +52,6 @@ type registration struct {
 	imports []*gds.Import // of a GPU's memory
 	tables  int           // regions that the session holds memory for
 	closing bool          // being unregistered
-}
-
-// register maps what a REGISTER names. It uses up the descriptors that it names, even when it fails.
-func (c *clientMemory) register(ns *kv.Namespace, m *proto.Register) error {
-	files := c.takeDescriptors(m.GetRegions())
-	defer files.close()
-	group, err := groupOf(ns, m.GetGroup())
-	if err != nil {
-		return err
-	}
-	if r := c.regs[group.ID]; r != nil {
-		return faultf(proto.Code_CODE_BUSY, "group", "%d is registered already", group.ID)
-	}
-	r := &registration{group: group}
-	if err := c.share.Take(budget.Regions, int64(len(m.GetRegions()))); err != nil {
-		return err
-	}
-	r.tables = len(m.GetRegions())
-	if r.memory, err = c.mapRegions(group, m.GetRegions(), files, r); err != nil {
-		c.unmap(r)
-		return err
-	}
-	c.regs[group.ID] = r
-	return nil
 }
 
 // registered finds a group's pages.
@@ -125,13 +94,6 @@ func (c *clientMemory) unmap(r *registration) {
 	}
 	c.share.Give(budget.Regions, int64(r.tables))
 	r.maps, r.imports, r.memory, r.tables = nil, nil, nil, 0
-}
-
-// mapping is one client file, mapped once however many regions and groups it serves.
-type mapping struct {
-	file  fileID
-	data  []byte
-	users int // registrations
 }
 
 // checkFile identifies a descriptor, or says why its file cannot be mapped.

@@ -2,12 +2,65 @@ package server
 
 import (
 	"math"
+	"unsafe"
 
 	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 )
+
+// register maps what a REGISTER names. It uses up the descriptors that it names, even when it fails.
+func (c *clientMemory) register(ns *kv.Namespace, m *proto.Register) error {
+	files := c.takeDescriptors(m.GetRegions())
+	defer files.close()
+	group, err := groupOf(ns, m.GetGroup())
+	if err != nil {
+		return err
+	}
+	if r := c.regs[group.ID]; r != nil {
+		return faultf(proto.Code_CODE_BUSY, "group", "%d is registered already", group.ID)
+	}
+	r := &registration{group: group}
+	if err := c.share.Take(budget.Regions, int64(len(m.GetRegions()))); err != nil {
+		return err
+	}
+	r.tables = len(m.GetRegions())
+	if r.memory, err = c.mapRegions(group, m.GetRegions(), files, r); err != nil {
+		c.unmap(r)
+		return err
+	}
+	c.regs[group.ID] = r
+	return nil
+}
+
+// shareWithdrawals is WITHDRAWALS. It uses up the descriptor that the message names.
+func (c *clientMemory) shareWithdrawals(m *proto.Withdrawals) error {
+	f := c.takeDescriptor(m.GetMemfd())
+	if f != nil {
+		defer f.Close()
+	}
+	off := m.GetOffset()
+	switch {
+	case c.withdrawals != nil:
+		return faultf(proto.Code_CODE_BUSY, "withdrawals", "the session has shared its word already")
+	case f == nil:
+		return faultf(proto.Code_CODE_UNKNOWN, "memfd", "no descriptor came under tag %d", m.GetMemfd())
+	case off%8 != 0:
+		return invalid("offset", "%d is no multiple of 8", off)
+	}
+	a, err := c.mapFile(f)
+	if err != nil {
+		return err
+	}
+	if size := uint64(a.file.Size); size < 8 || off > size-8 {
+		c.unmapFile(a)
+		return invalid("offset", "a word at %d does not fit %d bytes", off, size)
+	}
+	c.withdrawals = &withdrawals{word: (*uint64)(unsafe.Pointer(&a.data[off])), mapping: a}
+	return nil
+}
 
 // onDevice reports whether a region is in a GPU's memory, and names its field.
 func onDevice(i int, m *proto.Region) (field string, ok bool) {

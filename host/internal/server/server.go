@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"crypto/rand"
+	"errors"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -179,6 +181,40 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	s.work.Wait()
 	s.cfg.Log.Info("stopped serving", "socket", path)
 	return err
+}
+
+func (s *Server) rules() socket.Rules { return s.current.Load().Rules }
+
+// listen makes the sockets, and lets Reload change who may connect.
+func (s *Server) listen(path string) (*socket.Pair, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	socks, err := socket.Listen(path, s.current.Load().Users, s.cfg.Log)
+	if err == nil {
+		s.sockets = socks
+	}
+	return socks, err
+}
+
+func (s *Server) unlisten(socks *socket.Pair) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sockets = nil
+	socks.Close()
+}
+
+// giveDescriptor gives a descriptor that came on the descriptor socket to its session.
+func (s *Server) giveDescriptor(p socket.Peer, nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error {
+	s.mu.Lock()
+	x := s.sessions[nonce]
+	s.mu.Unlock()
+	if x == nil || x.memory.uid != p.UID {
+		return errors.New("the nonce names no session of this user")
+	}
+	if _, err := x.memory.checkFile(f); err != nil { // REGISTER checks again
+		return err
+	}
+	return x.memory.giveDescriptor(tag, f)
 }
 
 // Ready is closed once clients can connect.

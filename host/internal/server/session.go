@@ -4,18 +4,20 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // session is one client process: the line to it, what HELLO has said of it, and the parts that do its work.
@@ -53,6 +55,12 @@ type lookups struct {
 	asking []*asking // the LOOKUPs that a peer is asked for
 }
 
+// asking is a LOOKUP that is answered once a peer was asked. Other messages of the session do not wait for it.
+type asking struct {
+	request uint32
+	ended   bool // the request is: nothing is granted
+}
+
 func (s *Server) newSession(st stream) (*session, error) {
 	number := s.number.Add(1)
 	sh, err := s.budgets.New(number)
@@ -74,6 +82,13 @@ func (s *Server) newSession(st stream) (*session, error) {
 	x.memory.uid, x.memory.trusted = peer.UID, peer.Operator()
 	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs, limit: cfg.MaxWait}
 	return x, nil
+}
+
+func newClientMemory(s *Server, cfg *Config, sh *budget.Session, log *slog.Logger) *clientMemory {
+	return &clientMemory{
+		limits: &cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: log, protect: s.protect,
+		regs: map[uint32]*registration{}, files: map[fileID]*mapping{}, descriptors: map[uint64]*os.File{},
+	}
 }
 
 // serve runs a session from its stream's start to its end.
