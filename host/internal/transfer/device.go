@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/gds"
@@ -48,48 +49,6 @@ func (m *DeviceMemory) Geometry() kv.Geometry { return m.geometry }
 
 // Blocks returns the number of blocks.
 func (m *DeviceMemory) Blocks() uint32 { return m.blocks }
-
-// Gather copies pages to dst, which is fast when dst is registered with the GPU. The GPU computes the checksums in a
-// window on the way; without a window the CPU computes them from dst.
-func (m *DeviceMemory) Gather(r ExtentRange, dst []byte) error { return m.gather(nil, r, dst) }
-
-func (m *DeviceMemory) gather(flag *gds.Flag, r ExtentRange, dst []byte) error {
-	if done, err := m.gatherWindow(flag, &r, dst); done {
-		return err
-	}
-	if err := m.move(hostBatch(flag, gds.Gather, dst), &r); err != nil {
-		return err
-	}
-	r.sum(dst)
-	return nil
-}
-
-// Scatter verifies all of src, in a window of the GPU or else by the CPU, before any of it reaches a page.
-func (m *DeviceMemory) Scatter(r ExtentRange, src []byte) error { return m.scatter(nil, r, src) }
-
-func (m *DeviceMemory) scatter(flag *gds.Flag, r ExtentRange, src []byte) error {
-	verified := false
-	for range windowTries {
-		done, mismatch, err := m.scatterWindow(flag, &r, src)
-		if done {
-			return err
-		}
-		if mismatch == nil {
-			break
-		}
-		if err := r.verify(src); err != nil {
-			return err
-		}
-		verified = true
-		m.gpu.WindowFailed(mismatch) // the slot's bytes are right, the window's were not
-	}
-	if !verified {
-		if err := r.verify(src); err != nil {
-			return err
-		}
-	}
-	return m.move(hostBatch(flag, gds.Scatter, src), &r)
-}
 
 // hostBatch starts a batch between pages and a buffer of this process.
 func hostBatch(flag *gds.Flag, dir gds.Direction, buffer []byte) func(*gds.Thread) gds.Batch {
@@ -151,10 +110,6 @@ type flaggedMemory struct {
 	flag *gds.Flag
 }
 
-func (g flaggedMemory) Gather(r ExtentRange, dst []byte) error { return g.gather(g.flag, r, dst) }
-
-func (g flaggedMemory) Scatter(r ExtentRange, src []byte) error { return g.scatter(g.flag, r, src) }
-
 // flagged ties copies of device memory to the fence's stop flag, which is released when the fence closes.
 func (f *fence) flagged(m Memory) Memory {
 	d, ok := m.(*DeviceMemory)
@@ -203,4 +158,36 @@ func (e *Engine) ioBuffer(m Memory, slot []byte, f staging.File, head int64) []b
 // gpuCopyBytes is how much is copied at a time to or from a GPU unless the file is read or written past the page cache.
 func (e *Engine) gpuCopyBytes() int {
 	return min(cmp.Or(e.cfg.GPUCopyBytes, DefaultGPUCopyBytes), e.cfg.SlotBytes)
+}
+
+// cachedIOBytes is how much of a file that lives in the page cache is moved at a time: little enough that the second
+// copy finds the bytes of the first in the CPU's cache. A device, by contrast, wants large requests.
+const cachedIOBytes = 1 << 20
+
+// memoryPart is how much of a file that is in this host's memory, or cached there, is moved at a time.
+func (e *Engine) memoryPart(m Memory) int64 {
+	if _, ok := m.(flaggedMemory); ok {
+		return int64(e.gpuCopyBytes())
+	}
+	return cachedIOBytes
+}
+
+// hasCoder reports whether the memory is of a GPU that has a coder.
+func hasCoder(m Memory) bool {
+	f, ok := m.(flaggedMemory)
+	return ok && f.gpu.FitsCoder(1, 1)
+}
+
+// observe enters a plain way between slot and pages that began then, if it is a GPU's.
+func observe(b *staging.Bandwidth, m Memory, extents []kv.Extent, began time.Time) {
+	if _, ok := m.(flaggedMemory); ok {
+		b.Observe(pageBytes(extents), time.Since(began))
+	}
+}
+
+func pageBytes(extents []kv.Extent) (sum int64) {
+	for _, e := range extents {
+		sum += int64(e.Len)
+	}
+	return sum
 }

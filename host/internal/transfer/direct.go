@@ -3,7 +3,7 @@ package transfer
 import (
 	"errors"
 	"slices"
-	"sync"
+	"time"
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -22,19 +22,16 @@ import (
 // operation that fails on this route is staged within the same task: a load from its start, a store from the slot,
 // since the client may have reused its pages. An operation that hangs is abandoned: a load is staged; a store fails,
 // since its late write may still reach the file. The slot stays in use until the abandoned operation returns.
-type directRoute struct {
-	mu      sync.RWMutex
-	choices map[routeKey]*gpuRoute
-}
+type directRoute struct{ *routeChoices }
 
 // attempt returns an attempt between a memory and a root, or the zero one where cuFile is not chosen or suspended.
-func (d *directRoute) attempt(m Memory, root string) attempt {
+func (d directRoute) attempt(m Memory, root string) attempt {
 	f, ok := m.(flaggedMemory)
 	if !ok {
 		return attempt{}
 	}
 	d.mu.RLock()
-	r := d.choices[routeKey{f.gpu, root}]
+	r := d.chosen[routeKey{f.gpu, root}]
 	d.mu.RUnlock()
 	if r == nil || r.choice.Direct == nil {
 		return attempt{}
@@ -44,8 +41,8 @@ func (d *directRoute) attempt(m Memory, root string) attempt {
 
 // load delivers all of a piece. It refuses loads by layers, which read a file in parts, and pieces with wrong bytes: the
 // staged route tells whether the file is.
-func (d *directRoute) load(l *loading) error {
-	if l.layers != nil {
+func (d directRoute) load(l *loading) error {
+	if l.parts != nil {
 		return errNotHere
 	}
 	a := d.attempt(l.memory, l.piece.Root())
@@ -172,7 +169,7 @@ func sumSlot(g *gds.GPU, slot *gds.DirectSlot, extents []kv.Extent, offset int64
 	return slot.Sums[:n], nil
 }
 
-func (d *directRoute) store(t *storeTask, file staging.File) error {
+func (d directRoute) store(t *storeTask, file staging.File) error {
 	put := t.chunk.Put
 	if put.Compresses() && !hasCoder(t.memory) {
 		return errNotHere
@@ -300,4 +297,46 @@ func (w *slotWriter) stage(buf []byte) error {
 func (w *slotWriter) clear(n int64) error {
 	at := w.slot.Address + uint64(w.task.chunk.Put.DataOffset())
 	return onGPU(w.memory.gpu, func(t *gds.Thread) error { return t.Fill(at, 0, n) })
+}
+
+// The direct route of a compressed piece: the slot has its file as it is stored, and the GPU codes between the slot and a
+// window.
+//
+//	store:  pages --gather--> window --checksums, encode--> slot --checksums--> --cuFile--> payload of the temporary
+//	load:   piece --cuFile--> slot --checksums, decode--> window --checksums, then scatter--> pages
+
+// fillEncoded is fill for a piece that is compressed. It refuses the piece while the pages are still needed.
+func (w *slotWriter) fillEncoded() error {
+	put := w.task.chunk.Put
+	extents, most, head := w.plan.Extents(), put.FileBytes(), put.DataOffset()
+	if err := w.clear(most - head); err != nil {
+		return refused(w.memory.coderFailed(nil, err))
+	}
+	w.table, w.stored = w.scratch.table, w.scratch.forStored()
+	var took time.Duration
+	size := head
+	for lo := 0; lo < len(extents); {
+		hi, base := coded(w.memory, extents, lo, len(extents), most)
+		if hi == lo {
+			return errNotHere
+		}
+		n, part, err := w.encode(lo, hi, base, image{device: w.slot.Address + uint64(size)}, w.stored)
+		if err != nil {
+			return err
+		}
+		lo, size, took = hi, size+int64(n), took+part
+	}
+	put.Encoded(size-head, took)
+	w.size = head + pieceformat.Padded(size-head)
+	return nil
+}
+
+// decodeSlot delivers what is stored in a slot. doubt is what the GPU found wrong, if anything.
+func (l *loading) decodeSlot(head *store.Head, slot *gds.DirectSlot) (doubt, err error) {
+	in := image{device: slot.Address + uint64(head.DataOffset)}
+	done := true
+	for lo, hi := 0, len(head.Plan.Extents()); lo < hi && done && err == nil; {
+		lo, done, doubt, err = l.byGPU(head, lo, hi, in, 0)
+	}
+	return doubt, refused(done, err)
 }

@@ -162,7 +162,7 @@ func (r *deviceRig) route(c RouteChoice) *gpuRoute {
 		c.Direct = r.direct
 	}
 	r.engine.SetRoute(r.gpu, r.root, c)
-	return r.engine.direct.choices[routeKey{r.gpu, r.root}]
+	return r.engine.direct.chosen[routeKey{r.gpu, r.root}]
 }
 
 func deviceKey(n int) (k kv.Key) {

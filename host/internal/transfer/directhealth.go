@@ -1,10 +1,8 @@
 package transfer
 
 import (
-	"cmp"
 	"errors"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,20 +55,15 @@ type attempt struct {
 	probe     bool
 }
 
+// routeChoices are the choices of an engine.
+type routeChoices struct {
+	mu     sync.RWMutex
+	chosen map[routeKey]*gpuRoute
+}
+
 type routeKey struct {
 	gpu  *gds.GPU
 	root string
-}
-
-// SetRoute sets how the pieces of a root, named by its directory, move to and from a GPU. Without it they are
-// staged.
-func (e *Engine) SetRoute(g *gds.GPU, root string, c RouteChoice) {
-	e.direct.mu.Lock()
-	defer e.direct.mu.Unlock()
-	e.direct.choices[routeKey{g, root}] = &gpuRoute{
-		choice: c, gpu: g.UUID.String(), root: root, log: e.cfg.Log.With("gpu", g.UUID.String(), "root", root),
-		now: time.Now,
-	}
 }
 
 func (r *gpuRoute) attempt() attempt {
@@ -148,57 +141,4 @@ func (a attempt) failed(kind *atomic.Int64, err error, bad bool) {
 	if r.fails == 1 {
 		r.log.Warn("direct operation failed, piece is staged", "error", err)
 	}
-}
-
-// RouteStats is one route's state and counters.
-type RouteStats struct {
-	GPU, Root            string
-	Route                string // "direct" or "staged", now
-	Via, Why             string
-	Stores, Loads, Bytes int64           // by the direct route; bytes of files
-	StoreFallbacks       int64           // stores that failed on it and were staged
-	LoadFallbacks        int64           // loads that failed on it and were staged
-	StoresHung           int64           // stores that failed because cuFile hung
-	Hung                 int             // abandoned operations of the GPU that have not returned
-	Full                 int64           // operations that found no slot and were staged
-	Mismatched           int64           // loads with bytes that were wrong by the direct route only
-	Suspended, Resumed   int64           // times that the route was suspended, and resumed
-	SlotsInUse           int             // of the GPU
-	SlotBytes            int64           // of the GPU
-	Handles              gds.HandleStats // of the GPU
-}
-
-// Routes returns the state and counters of all routes, by GPU and root.
-func (e *Engine) Routes() []RouteStats {
-	e.direct.mu.RLock()
-	defer e.direct.mu.RUnlock()
-	var out []RouteStats
-	direct := map[string]*gds.DirectRoute{} // by GPU: all direct routes of a GPU are the same
-	for _, r := range e.direct.choices {
-		if r.choice.Direct != nil {
-			direct[r.gpu] = r.choice.Direct
-		}
-	}
-	for _, r := range e.direct.choices {
-		s := RouteStats{
-			GPU: r.gpu, Root: r.root, Route: "staged", Via: r.choice.Via, Why: r.choice.Why,
-			Stores: r.stores.Load(), Loads: r.loads.Load(), Bytes: r.bytes.Load(),
-			StoreFallbacks: r.storeFallbacks.Load(), LoadFallbacks: r.loadFallbacks.Load(), Full: r.full.Load(),
-			StoresHung: r.storesHung.Load(), Mismatched: r.mismatched.Load(), Suspended: r.suspended.Load(),
-			Resumed: r.resumed.Load(),
-		}
-		r.mu.Lock()
-		if r.choice.Direct != nil && r.active() {
-			s.Route = "direct"
-		}
-		r.mu.Unlock()
-		if d := direct[r.gpu]; d != nil {
-			s.SlotsInUse, s.SlotBytes = d.Slots()
-			s.Handles = d.Handles.Stats()
-			s.Hung = d.GPU().Hung()
-		}
-		out = append(out, s)
-	}
-	slices.SortFunc(out, func(a, b RouteStats) int { return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Root, b.Root)) })
-	return out
 }

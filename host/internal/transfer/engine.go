@@ -2,9 +2,7 @@ package transfer
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,7 +41,7 @@ type Engine struct {
 	gathers, scatters staging.Bandwidth // of plain pages of GPUs to and from slots
 
 	routes []route // in the order in which they are asked
-	direct directRoute
+	direct routeChoices
 
 	mu     sync.Mutex
 	closed bool
@@ -52,49 +50,6 @@ type Engine struct {
 	trafficMu sync.RWMutex
 	traffic   map[path]*traffic
 	expected  map[string]float64 // bytes per second by root: see Expect
-}
-
-// New makes an engine. Its memory is mapped at once; the workers of a device start with its first job.
-func New(cfg Config) (*Engine, error) {
-	switch {
-	case cfg.Threads < 1:
-		return nil, fmt.Errorf("%w: %d threads per device, want at least 1", ErrConfig, cfg.Threads)
-	case cfg.SlotBytes < MinSlotBytes || cfg.SlotBytes%4096 != 0:
-		return nil, fmt.Errorf("%w: slots of %d bytes, want a multiple of 4096 from %d on", ErrConfig, cfg.SlotBytes,
-			MinSlotBytes)
-	case cfg.MaxStaging < int64(cfg.SlotBytes):
-		return nil, fmt.Errorf("%w: %d bytes of staging memory do not hold one slot of %d", ErrConfig, cfg.MaxStaging,
-			cfg.SlotBytes)
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	slots, err := staging.NewSlots(int(cfg.MaxStaging/int64(cfg.SlotBytes)), cfg.SlotBytes)
-	if err != nil {
-		return nil, fmt.Errorf("transfer: staging slots: %w", err)
-	}
-	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, traffic: map[path]*traffic{}, expected: map[string]float64{},
-		direct: directRoute{choices: map[routeKey]*gpuRoute{}}}
-	e.routes = []route{memoryRoute{}, &e.direct, stagedRoute{}}
-	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")
-	e.ctx, e.stop = context.WithCancel(context.Background())
-	return e, nil
-}
-
-// Queue returns the named device's queue, and makes it on first use. Host memory is a device too.
-func (e *Engine) Queue(device string) (*Queue, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return nil, ErrClosed
-	}
-	q, ok := e.queues[device]
-	if !ok {
-		q = &Queue{engine: e, device: device, workers: e.newWorkers(e.cfg.Threads, device)}
-		q.workers.Lanes(e.cfg.Roots)
-		e.queues[device] = q
-	}
-	return q, nil
 }
 
 // Near places the staging slots' memory on NUMA nodes. Call it before any other use of the engine, [Engine.AddGPU]
@@ -111,24 +66,6 @@ func (e *Engine) newWorkers(n int, name string) *staging.Workers {
 			string(stack))
 	})
 	return w
-}
-
-// Close fails what is queued with ErrClosed, waits for running tasks, and frees the slots.
-func (e *Engine) Close() error {
-	e.mu.Lock()
-	if e.closed {
-		e.mu.Unlock()
-		return nil
-	}
-	e.closed = true
-	queues := e.queues
-	e.mu.Unlock()
-	e.stop()
-	for _, q := range queues {
-		q.workers.Close()
-	}
-	e.copiers.Close()
-	return e.closeSlots()
 }
 
 // Queue is one device's part of the engine: its workers alternate between loads and stores.
@@ -163,4 +100,41 @@ func (q *Queue) takeScratch(extents int) *scratch {
 	}
 	s.table = s.table[:extents]
 	return s
+}
+
+// startSpan starts a span on the staged route. paths, if any, records its end.
+func (q *Queue) startSpan(root string, kind staging.Kind, paths *Paths) span {
+	e, key := q.engine, path{q.device, root, kind}
+	e.trafficMu.RLock()
+	t := e.traffic[key]
+	e.trafficMu.RUnlock()
+	if t == nil {
+		e.trafficMu.Lock()
+		if t = e.traffic[key]; t == nil {
+			t = &traffic{root: root}
+			e.traffic[key] = t
+		}
+		e.trafficMu.Unlock()
+	}
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.all.begin(now)
+	t.moved[byStaging].begin(now)
+	return span{on: t, began: now, route: byStaging, paths: paths}
+}
+
+type counters struct {
+	storedFiles, storedBytes, storeErrors, storesShed atomic.Int64
+	loadedFiles, loadedBytes, loadErrors              atomic.Int64
+}
+
+func (c *counters) stored(bytes int64) {
+	c.storedFiles.Add(1)
+	c.storedBytes.Add(bytes)
+}
+
+func (c *counters) loaded(bytes int64) {
+	c.loadedFiles.Add(1)
+	c.loadedBytes.Add(bytes)
 }

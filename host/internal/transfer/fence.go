@@ -6,6 +6,18 @@ import (
 	"github.com/kvhost/kvhost/gds"
 )
 
+// ChunkError is a failed chunk of a job, by its index in the job.
+type ChunkError struct {
+	Chunk int
+	Err   error
+}
+
+// Outcome is the result of a job. Chunks that are not in Failed were delivered in full.
+type Outcome struct {
+	Bytes  int64 // page bytes of the chunks that did not fail
+	Failed []ChunkError
+}
+
 // fence is the state that a job's tasks share: who may touch the pages, and which chunks are settled.
 //
 // A chunk is *settled* when its task will not touch the pages again, and *done* when its task has ended. The fence

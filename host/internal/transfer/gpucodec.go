@@ -30,20 +30,6 @@ func beyond(plain *staging.Bandwidth, pages int64, took time.Duration) time.Dura
 	return max(took, 1)
 }
 
-// observe enters a plain way between slot and pages that began then, if it is a GPU's.
-func observe(b *staging.Bandwidth, m Memory, extents []kv.Extent, began time.Time) {
-	if _, ok := m.(flaggedMemory); ok {
-		b.Observe(pageBytes(extents), time.Since(began))
-	}
-}
-
-func pageBytes(extents []kv.Extent) (sum int64) {
-	for _, e := range extents {
-		sum += int64(e.Len)
-	}
-	return sum
-}
-
 // coded is the end of the extents from lo on, up to hi, that a coder takes at a time, in at most room page bytes, and the
 // payload offset of the window's first byte. It is lo if there is no coder.
 func coded(m Memory, extents []kv.Extent, lo, hi int, room int64) (mid int, base int64) {
@@ -67,12 +53,6 @@ func (i image) part(from, to int64) image {
 		return image{device: i.device + uint64(from)}
 	}
 	return image{host: i.host[from:to]}
-}
-
-// hasCoder reports whether the memory is of a GPU that has a coder.
-func hasCoder(m Memory) bool {
-	f, ok := m.(flaggedMemory)
-	return ok && f.gpu.FitsCoder(1, 1)
 }
 
 // elementOnGPU is the size that the GPU takes all values for. Two planes are decoded by twice as many threads as one, and
@@ -233,4 +213,12 @@ func (m flaggedMemory) decode(
 // coderFailed is windowFailed for extents that the processor is to code.
 func (m *DeviceMemory) coderFailed(lost, err error) (done bool, _ error) {
 	return m.failed(lost, err, m.gpu.CoderFailed)
+}
+
+// refused is the error of what the coder did not do: a piece that is not done is left to the processor.
+func refused(done bool, err error) error {
+	if err == nil && !done {
+		return errNotHere
+	}
+	return err
 }

@@ -1,16 +1,10 @@
 package transfer
 
-// ChunkError is a failed chunk of a job, by its index in the job.
-type ChunkError struct {
-	Chunk int
-	Err   error
-}
+import (
+	"sync"
 
-// Outcome is the result of a job. Chunks that are not in Failed were delivered in full.
-type Outcome struct {
-	Bytes  int64 // page bytes of the chunks that did not fail
-	Failed []ChunkError
-}
+	"github.com/kvhost/kvhost/staging"
+)
 
 // Handle is a submitted job.
 type Handle struct {
@@ -37,3 +31,35 @@ func (h *Handle) Cancel() {
 
 // Fenced is closed when nothing of the job can touch the client's pages any more.
 func (h *Handle) Fenced() <-chan struct{} { return h.fence.fenced }
+
+// Load queues a job.
+func (q *Queue) Load(l *LoadJob) *Handle {
+	f := newFence(len(l.Chunks), l.Done, nil)
+	spec := *l
+	spec.Memory = f.flagged(l.Memory)
+	if len(l.Chunks) == 0 {
+		f.cancel()
+	}
+	h := &Handle{fence: f}
+	begin := func() {
+		g := spec.Memory.Geometry()
+		for i := range spec.Chunks {
+			t := &loadTask{queue: q, spec: &spec, index: i, loading: loading{pieceReader: newReader(q, f, &spec, i)}}
+			spec.Lease.Approach(spec.Chunks[i].Index)
+			lane := spec.Lease.Root(spec.Chunks[i].Index)
+			if q.workers.SubmitTo(lane, spec.Tenant, staging.Read, g.PageBytes(), t.run) != nil {
+				t.end(ErrClosed)
+			}
+		}
+	}
+	if l.Layers != nil {
+		h.layered = q.loadLayers(f, &spec)
+		begin = h.layered.begin
+	}
+	if l.Held {
+		h.begin = sync.OnceFunc(begin)
+	} else {
+		begin()
+	}
+	return h
+}

@@ -131,6 +131,9 @@ type layerTask struct {
 	loading     loading
 }
 
+// partOf implements [parted].
+func (t *layerTask) partOf(p *kv.Plan) []run { return t.runsOf(p)[t.step] }
+
 // run runs the next task: tasks start in the order in which they were queued.
 func (l *layered) run() {
 	l.mu.Lock()
@@ -139,7 +142,7 @@ func (l *layered) run() {
 	t.chunk = &l.chunks[t.index]
 	err := t.chunk.err
 	l.mu.Unlock()
-	t.loading = loading{layers: l, step: t.step, pieceReader: newReader(l.queue, l.fence, l.spec, t.index)}
+	t.loading = loading{parts: t, pieceReader: newReader(l.queue, l.fence, l.spec, t.index)}
 	if err != nil { // the chunk failed in an earlier step, or its blocks were bad
 		t.end(err)
 		return
@@ -202,32 +205,6 @@ func (t *layerTask) rest() {
 		c.piece.Pause()
 		c.open = false
 	}
-}
-
-// readRun reads extents [lo, hi), one buffer at a time, and delivers them. It returns the delivery of the last
-// buffer.
-func (r *pieceReader) readRun(head *store.Head, lo, hi int) (last func() error, err error) {
-	for lo < hi {
-		start, _ := head.At(lo)
-		start &^= 4095
-		base := start - head.DataOffset
-		stop := func(x int) int64 { return (endInFile(head, x) + 4095) &^ 4095 }
-		mid := lo + 1
-		for mid < hi && stop(mid)-start <= int64(len(r.buf)) {
-			mid++
-		}
-		if _, err := r.fill(0, start, stop(mid-1)); err != nil {
-			return nil, err
-		}
-		if mid == hi {
-			return func() error { return r.scatter(head, lo, hi, base) }, nil
-		}
-		if err := r.scatter(head, lo, mid, base); err != nil {
-			return nil, err
-		}
-		lo = mid
-	}
-	return nil, nil
 }
 
 // end records the task's result, reports the layers that it completed, and submits what is now due.

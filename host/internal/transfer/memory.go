@@ -31,6 +31,8 @@ type ExtentRange struct {
 	Table  []uint64 // checksums by extent of the plan
 }
 
+func end(e kv.Extent) int64 { return e.Off + int64(e.Len) }
+
 // extents lists the range's extents.
 func (r *ExtentRange) extents() []kv.Extent { return r.Plan.Extents()[r.Lo:r.Hi] }
 

@@ -33,14 +33,6 @@ func memoryOf(f staging.File, size, head int64) (inMemory, error) {
 	return inMemory{segments}, err
 }
 
-// memoryPart is how much of a file that is in this host's memory, or cached there, is moved at a time.
-func (e *Engine) memoryPart(m Memory) int64 {
-	if _, ok := m.(flaggedMemory); ok {
-		return int64(e.gpuCopyBytes())
-	}
-	return cachedIOBytes
-}
-
 // parts calls move for extents [lo, hi) in parts: each is the memory of some extents, and base the payload's
 // offset of its first byte. Extents that cross from one segment to the next are left to cross, one at a time.
 func (s inMemory) parts(head *store.Head, lo, hi int, most int64,

@@ -21,20 +21,19 @@ type PathUse struct {
 }
 
 // add records the end of a piece.
-func (p *Paths) add(s *span, now time.Time, bytes int64, err error) {
+func (p *Paths) add(root, route string, began, now time.Time, bytes int64, err error) {
 	if p == nil {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	root, route := s.on.root, routeNames[s.route]
 	i := slices.IndexFunc(p.list, func(u PathUse) bool { return u.Root == root && u.Route == route })
 	if i < 0 {
-		i, p.list = len(p.list), append(p.list, PathUse{Root: root, Route: route, Began: s.began})
+		i, p.list = len(p.list), append(p.list, PathUse{Root: root, Route: route, Began: began})
 	}
 	use := &p.list[i]
-	if s.began.Before(use.Began) {
-		use.Began = s.began
+	if began.Before(use.Began) {
+		use.Began = began
 	}
 	use.Pieces, use.Ended = use.Pieces+1, now
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -38,37 +37,6 @@ type LoadJob struct {
 type LoadChunk struct {
 	Index  int      // within the lease
 	Blocks []uint32 // the client's block id for each block of the chunk; abi.None for one that is not wanted
-}
-
-func (q *Queue) Load(l *LoadJob) *Handle {
-	f := newFence(len(l.Chunks), l.Done, nil)
-	spec := *l
-	spec.Memory = f.flagged(l.Memory)
-	if len(l.Chunks) == 0 {
-		f.cancel()
-	}
-	h := &Handle{fence: f}
-	begin := func() {
-		g := spec.Memory.Geometry()
-		for i := range spec.Chunks {
-			t := &loadTask{queue: q, spec: &spec, index: i, loading: loading{pieceReader: newReader(q, f, &spec, i)}}
-			spec.Lease.Approach(spec.Chunks[i].Index)
-			lane := spec.Lease.Root(spec.Chunks[i].Index)
-			if q.workers.SubmitTo(lane, spec.Tenant, staging.Read, g.PageBytes(), t.run) != nil {
-				t.end(ErrClosed)
-			}
-		}
-	}
-	if l.Layers != nil {
-		h.layered = q.loadLayers(f, &spec)
-		begin = h.layered.begin
-	}
-	if l.Held {
-		h.begin = sync.OnceFunc(begin)
-	} else {
-		begin()
-	}
-	return h
 }
 
 // loadTask loads one chunk of a job.
@@ -183,10 +151,9 @@ func (f *fence) endLoad(i int, m Memory, err error) {
 // loading is a load of one piece, or of its part in one step of a layer-wise load.
 type loading struct {
 	pieceReader
-	layers *layered // nil: the whole piece
-	step   int
-	all    [1]run
-	span   *span // of the piece
+	parts parted // nil: the whole piece
+	all   [1]run
+	span  *span // of the piece
 
 	// A route sets these when it takes the piece, and verdict when it refuses a whole one for its bytes.
 	head    *store.Head
@@ -196,10 +163,16 @@ type loading struct {
 	verdict func(error)  // is called with the outcome. Optional
 }
 
+// parted is a load of a part of a piece.
+type parted interface {
+	// partOf is the extents of a plan that are wanted.
+	partOf(p *kv.Plan) []run
+}
+
 // runs are the extents that are wanted, of a plan.
 func (l *loading) runs(p *kv.Plan) []run {
-	if l.layers != nil {
-		return l.layers.runsOf(p)[l.step]
+	if l.parts != nil {
+		return l.parts.partOf(p)
 	}
 	l.all[0] = run{0, len(p.Extents())}
 	return l.all[:]
@@ -341,4 +314,30 @@ func (r *pieceReader) scatterFrom(src []byte, head *store.Head, lo, hi int, base
 	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: hi, Blocks: r.ids, Base: base, Table: head.Table}
 	defer observe(&r.engine.scatters, r.memory, x.extents(), time.Now())
 	return r.memory.Scatter(x, src)
+}
+
+// readRun reads extents [lo, hi), one buffer at a time, and delivers them. It returns the delivery of the last
+// buffer.
+func (r *pieceReader) readRun(head *store.Head, lo, hi int) (last func() error, err error) {
+	for lo < hi {
+		start, _ := head.At(lo)
+		start &^= 4095
+		base := start - head.DataOffset
+		stop := func(x int) int64 { return (endInFile(head, x) + 4095) &^ 4095 }
+		mid := lo + 1
+		for mid < hi && stop(mid)-start <= int64(len(r.buf)) {
+			mid++
+		}
+		if _, err := r.fill(0, start, stop(mid-1)); err != nil {
+			return nil, err
+		}
+		if mid == hi {
+			return func() error { return r.scatter(head, lo, hi, base) }, nil
+		}
+		if err := r.scatter(head, lo, mid, base); err != nil {
+			return nil, err
+		}
+		lo = mid
+	}
+	return nil, nil
 }

@@ -34,7 +34,7 @@ func (stagedRoute) load(l *loading) error {
 		return err
 	}
 	want, first := l.piece.Expected(), l.piece.Size()
-	if l.layers != nil {
+	if l.parts != nil {
 		if !sameShape(want.Plan.Geometry(), l.memory.Geometry()) {
 			return ErrGeometry
 		}

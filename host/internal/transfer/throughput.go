@@ -7,42 +7,6 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// throughput estimates the bytes per second of a path from the pieces that finish on it. It rises at once and falls slowly,
-// since a load of few pieces does not reach what the path can do.
-type throughput struct {
-	perSecond float64 // 0: unknown
-	bytes     int64   // of the sample being taken
-	finished  int     // its pieces
-	before    int     // pieces that were in flight when it began
-	from      time.Duration
-}
-
-// A sample ends when the path falls idle, or after this much busy time.
-const sampleTime = 50 * time.Millisecond
-
-// A sample counts if so many times as many pieces finish in it as are in flight at its ends, of which it is not known how
-// far they are: the pieces of a layer-wise load all finish at its end, and then look as if they had taken no time.
-const sureTimes = 4
-
-// add counts a piece that has finished at busy, the path's busy time, when so many others are in flight.
-func (r *throughput) add(bytes int64, busy time.Duration, inFlight int) {
-	r.bytes += bytes
-	r.finished++
-	took := busy - r.from
-	sure := r.finished >= sureTimes*(r.before+inFlight)
-	if took <= 0 || inFlight > 0 && (took < sampleTime || !sure) {
-		return
-	}
-	if sure {
-		if v := float64(r.bytes) / took.Seconds(); v > r.perSecond {
-			r.perSecond = v
-		} else {
-			r.perSecond += (v - r.perSecond) / 8
-		}
-	}
-	r.bytes, r.finished, r.before, r.from = 0, 0, inFlight, busy
-}
-
 // LoadTime estimates how long a load of what was found in some places would take if it were queued now, at the throughput measured
 // from each root to the queue's device and behind the loads that are queued already. piece is the size of one piece. 0 means that
 // nothing has been loaded that way yet.

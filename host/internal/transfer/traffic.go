@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"cmp"
 	"errors"
 	"slices"
 	"sync"
@@ -79,28 +78,6 @@ type span struct {
 	paths *Paths
 }
 
-// startSpan starts a span on the staged route. paths, if any, records its end.
-func (q *Queue) startSpan(root string, kind staging.Kind, paths *Paths) span {
-	e, key := q.engine, path{q.device, root, kind}
-	e.trafficMu.RLock()
-	t := e.traffic[key]
-	e.trafficMu.RUnlock()
-	if t == nil {
-		e.trafficMu.Lock()
-		if t = e.traffic[key]; t == nil {
-			t = &traffic{root: root}
-			e.traffic[key] = t
-		}
-		e.trafficMu.Unlock()
-	}
-	now := time.Now()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.all.begin(now)
-	t.moved[byStaging].begin(now)
-	return span{on: t, began: now, route: byStaging, paths: paths}
-}
-
 // setRoute moves a span to another route.
 func (p *span) setRoute(route int) {
 	t := p.on
@@ -122,7 +99,7 @@ func (p *span) finish(bytes int64, err error) {
 		return
 	}
 	now := time.Now()
-	p.paths.add(p, now, bytes, err)
+	p.paths.add(t.root, routeNames[p.route], p.began, now, bytes, err)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.all.end(now)
@@ -165,19 +142,6 @@ type RouteTraffic struct {
 	Buckets              [len(TrafficBounds) + 1]int64 // by time, not cumulative
 }
 
-// Traffic lists what has moved, by device, root and direction.
-func (e *Engine) Traffic() (list []Traffic) {
-	e.trafficMu.RLock()
-	defer e.trafficMu.RUnlock()
-	for key, t := range e.traffic {
-		list = append(list, t.read(key))
-	}
-	slices.SortFunc(list, func(a, b Traffic) int {
-		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Root, b.Root), cmp.Compare(a.Kind, b.Kind))
-	})
-	return list
-}
-
 func (t *traffic) read(key path) Traffic {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -192,18 +156,38 @@ func (t *traffic) read(key path) Traffic {
 	return out
 }
 
-// QueueStats counts what is queued and running on a device's queue.
-type QueueStats struct {
-	Device string
-	staging.WorkersStats
+// throughput estimates the bytes per second of a path from the pieces that finish on it. It rises at once and falls slowly,
+// since a load of few pieces does not reach what the path can do.
+type throughput struct {
+	perSecond float64 // 0: unknown
+	bytes     int64   // of the sample being taken
+	finished  int     // its pieces
+	before    int     // pieces that were in flight when it began
+	from      time.Duration
 }
 
-func (e *Engine) Queues() (list []QueueStats) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, q := range e.queues {
-		list = append(list, QueueStats{q.device, q.workers.Stats()})
+// A sample ends when the path falls idle, or after this much busy time.
+const sampleTime = 50 * time.Millisecond
+
+// A sample counts if so many times as many pieces finish in it as are in flight at its ends, of which it is not known how
+// far they are: the pieces of a layer-wise load all finish at its end, and then look as if they had taken no time.
+const sureTimes = 4
+
+// add counts a piece that has finished at busy, the path's busy time, when so many others are in flight.
+func (r *throughput) add(bytes int64, busy time.Duration, inFlight int) {
+	r.bytes += bytes
+	r.finished++
+	took := busy - r.from
+	sure := r.finished >= sureTimes*(r.before+inFlight)
+	if took <= 0 || inFlight > 0 && (took < sampleTime || !sure) {
+		return
 	}
-	slices.SortFunc(list, func(a, b QueueStats) int { return cmp.Compare(a.Device, b.Device) })
-	return list
+	if sure {
+		if v := float64(r.bytes) / took.Seconds(); v > r.perSecond {
+			r.perSecond = v
+		} else {
+			r.perSecond += (v - r.perSecond) / 8
+		}
+	}
+	r.bytes, r.finished, r.before, r.from = 0, 0, inFlight, busy
 }

@@ -22,6 +22,52 @@ import (
 // and only in a window can it be detected.
 const windowTries = 2
 
+// Gather copies pages to dst, which is fast when dst is registered with the GPU. The GPU computes the checksums in a
+// window on the way; without a window the CPU computes them from dst.
+func (m *DeviceMemory) Gather(r ExtentRange, dst []byte) error { return m.gather(nil, r, dst) }
+
+func (m *DeviceMemory) gather(flag *gds.Flag, r ExtentRange, dst []byte) error {
+	if done, err := m.gatherWindow(flag, &r, dst); done {
+		return err
+	}
+	if err := m.move(hostBatch(flag, gds.Gather, dst), &r); err != nil {
+		return err
+	}
+	r.sum(dst)
+	return nil
+}
+
+// Scatter verifies all of src, in a window of the GPU or else by the CPU, before any of it reaches a page.
+func (m *DeviceMemory) Scatter(r ExtentRange, src []byte) error { return m.scatter(nil, r, src) }
+
+func (m *DeviceMemory) scatter(flag *gds.Flag, r ExtentRange, src []byte) error {
+	verified := false
+	for range windowTries {
+		done, mismatch, err := m.scatterWindow(flag, &r, src)
+		if done {
+			return err
+		}
+		if mismatch == nil {
+			break
+		}
+		if err := r.verify(src); err != nil {
+			return err
+		}
+		verified = true
+		m.gpu.WindowFailed(mismatch) // the slot's bytes are right, the window's were not
+	}
+	if !verified {
+		if err := r.verify(src); err != nil {
+			return err
+		}
+	}
+	return m.move(hostBatch(flag, gds.Scatter, src), &r)
+}
+
+func (g flaggedMemory) Gather(r ExtentRange, dst []byte) error { return g.gather(g.flag, r, dst) }
+
+func (g flaggedMemory) Scatter(r ExtentRange, src []byte) error { return g.scatter(g.flag, r, src) }
+
 // scatterWindow is scatter through a window. When done, err is the result. Otherwise nothing reached a page, and
 // mismatch is the wrong checksum, if that is the reason.
 func (m *DeviceMemory) scatterWindow(flag *gds.Flag, r *ExtentRange, src []byte) (done bool, mismatch, err error) {

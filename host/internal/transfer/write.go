@@ -136,10 +136,6 @@ func (t *storeTask) writeAndPublish() error {
 	return put.Publish(t.queue.engine.ctx)
 }
 
-// cachedIOBytes is how much of a file that lives in the page cache is moved at a time: little enough that the second
-// copy finds the bytes of the first in the CPU's cache. A device, by contrast, wants large requests.
-const cachedIOBytes = 1 << 20
-
 type pieceWriter struct {
 	task  *storeTask
 	plan  *kv.Plan
@@ -249,5 +245,3 @@ func (t *storeTask) stillOurs() error {
 	}
 	return err
 }
-
-func end(e kv.Extent) int64 { return e.Off + int64(e.Len) }
