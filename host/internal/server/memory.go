@@ -33,7 +33,7 @@ type clientMemory struct {
 	device   string   // UUID of the client's GPU, or whatever HELLO said
 	gpu      *gds.GPU // with that UUID, nil if this host has none
 
-	withdrawals *withdrawals // nil before WITHDRAWALS
+	withdrawals *sharedSemaphores // one word; nil before WITHDRAWALS
 
 	regs   map[uint32]*registration // by group
 	files  map[fileID]*mapping
@@ -72,15 +72,26 @@ func (c *clientMemory) unregister(r *registration) {
 	c.unmap(r)
 }
 
-// close unmaps all registrations and the word of withdrawals. No copy can touch their pages any more.
+// close unmaps all registrations. No copy can touch their pages any more.
 func (c *clientMemory) close() {
 	for _, r := range c.regs {
 		c.unregister(r)
 	}
-	if c.withdrawals != nil {
-		c.unmapFile(c.withdrawals.mapping)
-		c.withdrawals = nil
-	}
+}
+
+// semaphores are the timeline semaphores of a session.
+type semaphores interface {
+	Load(i int) (uint64, error)
+	Store(i int, v uint64) error
+}
+
+// sharedSemaphores are a session's semaphores and what keeps them mapped.
+type sharedSemaphores struct {
+	semaphores
+	count   int
+	mapping *mapping      // in host memory
+	keep    *registration // in a GPU's memory
+	device  *gds.Semaphores
 }
 
 func (c *clientMemory) unmap(r *registration) {

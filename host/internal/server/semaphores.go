@@ -9,21 +9,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/transfer"
 )
 
-// semaphores are the timeline semaphores of a session.
-type semaphores interface {
-	Load(i int) (uint64, error)
-	Store(i int, v uint64) error
-}
-
-// sharedSemaphores are a session's semaphores and what keeps them mapped.
-type sharedSemaphores struct {
-	semaphores
-	count   int
-	mapping *mapping      // in host memory
-	keep    *registration // in a GPU's memory
-	device  *gds.Semaphores
-}
-
 // hostSemaphores are semaphores in a client's memory that is mapped here.
 type hostSemaphores struct {
 	values []uint64
@@ -86,8 +71,7 @@ func (c *clientMemory) mapInto(s *sharedSemaphores, r *proto.Region, files descr
 			return err
 		}
 		if off > s.mapping.file.Size-size {
-			return invalid("offset", "%d semaphores from offset %d do not fit %d bytes", s.count, off,
-				s.mapping.file.Size)
+			return invalid("offset", "%d words from offset %d do not fit %d bytes", s.count, off, s.mapping.file.Size)
 		}
 		data := s.mapping.data
 		values := unsafe.Slice((*uint64)(unsafe.Pointer(&data[off])), s.count)
@@ -103,7 +87,7 @@ func (c *clientMemory) mapInto(s *sharedSemaphores, r *proto.Region, files descr
 			return err
 		}
 		if off > mem.Size-size {
-			return invalid("offset", "%d semaphores from offset %d do not fit %d bytes", s.count, off, mem.Size)
+			return invalid("offset", "%d words from offset %d do not fit %d bytes", s.count, off, mem.Size)
 		}
 		if s.device, err = c.gpu.NewSemaphores(mem.Base+uint64(off), s.count); err != nil {
 			return err

@@ -189,6 +189,7 @@ func (x *session) teardown() {
 	}
 	x.memory.close()
 	x.memory.unmapSemaphores(x.timelines.semaphores())
+	x.memory.unmapSemaphores(x.memory.withdrawals)
 }
 
 // refuse is fail, for a message that may have a span.

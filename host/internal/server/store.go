@@ -33,7 +33,7 @@ func (x *session) store(j *job, m *proto.Store) error {
 		return err
 	}
 	spec := &transfer.StoreJob{ // reg may be unmapped while s reserves
-		Tenant: x.tenant, Memory: reg.memory, Read: s.read, Published: s.published, Withdrawn: x.memory.withdrawals.of(j.id), Paths: j.span.Paths,
+		Tenant: x.tenant, Memory: reg.memory, Read: s.read, Published: s.published, Withdrawn: x.memory.withdrawn(j.id), Paths: j.span.Paths,
 	}
 	x.reserving.Add(j.id, func() { s.reserve(wants, number, spec) })
 	if j.cancelled.Load() { // it may not have been queued yet when it was cancelled
