@@ -112,7 +112,11 @@ func (h *Host) parts() []part {
 		{about: "memory", open: func(context.Context) error { _, _, err := memoryBudgets(h.cfg); return err }},
 		{about: "sessions", open: h.openServer, works: true},
 		{about: "HTTP", open: h.openHTTP},
-		{about: "routes", open: h.openRoutes, works: true},
+		{about: "routes", open: func(context.Context) error {
+			h.devices.OpenRoutes(h.engine, h.store, h.devices.FileSystem())
+			h.store.MeasureReads(h.engine.Expect)
+			return nil
+		}, works: true},
 	}
 }
 
@@ -187,12 +191,6 @@ func (h *Host) openHTTP(context.Context) (err error) {
 	}
 	h.http, err = observe.Listen(w)
 	return err
-}
-
-func (h *Host) openRoutes(context.Context) error {
-	h.devices.OpenRoutes(h.engine, h.store, h.devices.FileSystem())
-	h.store.MeasureReads(h.engine.Expect)
-	return nil
 }
 
 // Routed is closed once it is known for all GPUs and roots which way is faster. Until then pieces of directories are staged.

@@ -89,7 +89,7 @@ func (r backend) see(cl *catalog.Class, h *pieceformat.Header, rel string, alloc
 		d.learn(rel) // also one that the entry has: a host that knows of its removal already may have stored it again
 		return withheld
 	}
-	late := r.scans.newLateScan()
+	late := r.scans.newScan(true)
 	sight := r.firstScan
 	if sight == nil {
 		sight = late

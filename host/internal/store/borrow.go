@@ -37,16 +37,16 @@ type Borrowed = entries.Mark
 
 // Borrow lets lookups find what another host lends. It leaves out what is there already, and stops where the root is full.
 func (s *Store) Borrow(l *Loan) (list []Borrowed, err error) {
-	r := s.borrowed()
-	if s.closed.Load() || r == nil {
+	if s.closed.Load() || s.beyond == nil {
 		return nil, ErrClosed
 	}
+	r := s.beyond.roots[0]
 	cl, err := l.Namespace.OpenClass(l.Group)
 	if err != nil {
 		return nil, err
 	}
 	tenant := s.catalog.Tenants.Number(l.Tenant)
-	sight := entries.NewLateScan(&r.Set)
+	sight := entries.NewScan(&r.Set, true)
 	for i := range l.Entries {
 		e := &l.Entries[i]
 		var bytes int64
@@ -91,7 +91,7 @@ func (r *root) borrow(sight *entries.Scan, cl *catalog.Class, tenant uint16, l *
 
 // GiveBack removes entries that were borrowed, but for those that are in use unless all are to go. It returns what is left.
 func (s *Store) GiveBack(list []Borrowed, all bool) []Borrowed {
-	r := s.borrowed()
+	r := s.beyond.roots[0]
 	return slices.DeleteFunc(list, func(m Borrowed) bool {
 		r.Lock()
 		stands := r.Stands(m)

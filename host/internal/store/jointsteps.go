@@ -150,7 +150,7 @@ func (r *joint) join(scans *recovery) error {
 	}
 	r.set.Lock()
 	r.set.BeginScan()
-	r.member, r.firstScan, r.ended, r.set.Touched = m, r.scans.newScan(), make(chan struct{}), m.Touch
+	r.member, r.firstScan, r.ended, r.set.Touched = m, r.scans.newScan(false), make(chan struct{}), m.Touch
 	r.pending, r.awaited, r.met = map[shared.ID]*pendingEviction{}, map[met]int64{}, nil
 	r.overlooked, r.inFlight, r.ticket = 0, 0, 0
 	r.set.Unlock()
@@ -244,7 +244,7 @@ func (r *joint) rescan(ctx context.Context) error {
 	r.set.Account.Remove(capacity.Orphans, r.overlooked)
 	r.overlooked, r.scans.missed, r.removed = 0, nil, map[shared.ID]bool{}
 	r.set.Unlock()
-	found := r.scans.newScan()
+	found := r.scans.newScan(false)
 	err := r.walk(ctx, found)
 	r.set.Lock()
 	r.removed = nil

@@ -91,14 +91,6 @@ func (h *hierarchy) ours() []*root {
 	return h.roots[:len(h.roots)-len(h.beyond.roots)]
 }
 
-// borrowed is the root of the other hosts' bytes, or nil.
-func (h *hierarchy) borrowed() *root {
-	if h.beyond == nil {
-		return nil
-	}
-	return h.beyond.roots[0]
-}
-
 // onward are the own levels from this one on.
 func (l *level) onward() []*level {
 	own := l.store.own()

@@ -115,7 +115,7 @@ func (s *Store) Take(ctx context.Context, digest kv.Digest, l *Loan) bool {
 	}
 	defer s.GiveBack(list, true)
 	var m *entries.Move
-	from := s.borrowed()
+	from := s.beyond.roots[0]
 	from.Lock()
 	if from.Stands(list[0]) {
 		m = from.Moves.Copy(list[0].Slot)

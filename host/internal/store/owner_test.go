@@ -289,7 +289,7 @@ func lentRoot(t *testing.T) {
 	f.borrow(20, 0, 1)
 	equal(t, "root of an entry that is lent", f.rootOf(20), 1)
 	key := testKey(20)
-	file, err := f.store.borrowed().FS.OpenFile(f.store.borrowed().path("", f.space.Class(0), &key, 0), os.O_RDWR, 0)
+	file, err := f.store.beyond.roots[0].FS.OpenFile(f.store.beyond.roots[0].path("", f.space.Class(0), &key, 0), os.O_RDWR, 0)
 	f.must(err)
 	_, err = file.WriteAt(make([]byte, pieceformat.Page), 0)
 	f.must(errors.Join(err, file.Close()))

@@ -368,7 +368,7 @@ func TestClosedBeforeAllIsTold(t *testing.T) {
 	r.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	r.recovery.newScan().End(ctx, func(int64) {})
+	r.recovery.newScan(false).End(ctx, func(int64) {})
 	told = 0
 	f.restart()
 	_ = f.root().Evictor.Flush()

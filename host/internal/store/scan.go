@@ -45,13 +45,9 @@ type scan struct {
 	missed map[string]int64 // what could not be read, by path below the root, directories with a slash: the bytes booked for it
 }
 
-func (r *recovery) newScan() *scan {
-	return &scan{Scan: entries.NewScan(r.set), by: r, missed: map[string]int64{}}
-}
-
-// newLateScan prepares the record of a piece that is found after the scan.
-func (r *recovery) newLateScan() *scan {
-	return &scan{Scan: entries.NewLateScan(r.set), by: r, late: true, missed: map[string]int64{}}
+// newScan begins a scan, or a look after the scan.
+func (r *recovery) newScan(late bool) *scan {
+	return &scan{Scan: entries.NewScan(r.set, late), by: r, late: late, missed: map[string]int64{}}
 }
 
 // beginScan makes the root ready to be used while it is scanned. What is in use on the file system is an upper bound of
@@ -75,7 +71,7 @@ func (r *recovery) beginScan() error {
 		unscanned = max(0, space.Total-space.Free)
 	}
 	r.set.Account.Add(capacity.Unscanned, unscanned)
-	r.current.Store(r.newScan()) // before the first put, which looks for its file itself
+	r.current.Store(r.newScan(false)) // before the first put, which looks for its file itself
 	return nil
 }
 
@@ -87,7 +83,7 @@ func (r *recovery) scan(ctx context.Context) error {
 		err = r.kept.Health.OutError() // half a scan is no account of what is there
 	}
 	if err != nil {
-		r.current.Store(r.newScan()) // of the next attempt
+		r.current.Store(r.newScan(false)) // of the next attempt
 		return err
 	}
 	r.current.Store(nil)
@@ -269,7 +265,7 @@ func (r *recovery) again(ctx context.Context) {
 	}
 	found := 0
 	for _, rel := range looks {
-		c := r.newLateScan()
+		c := r.newScan(true)
 		c.revisit(ctx, rel)
 		if _, still := c.missed[rel]; !still && c.short == nil && ctx.Err() == nil && r.met(rel, c.missed) {
 			found++

@@ -52,10 +52,8 @@ type MarkedPiece struct {
 	Rank uint32
 }
 
-func NewScan(s *Set) *Scan { return &Scan{set: s} }
-
-// NewLateScan begins the record of what is found after the scan.
-func NewLateScan(s *Set) *Scan { return &Scan{set: s, late: true} }
+// NewScan begins the record of a scan, or of what is found after the scan.
+func NewScan(s *Set, late bool) *Scan { return &Scan{set: s, late: late} }
 
 // Twice is a file that was met of a piece that its entry has already. Other is empty unless the entry has it in another
 // file, by its path below the root.
