@@ -122,6 +122,15 @@ func (osFS) Lock(name string) (io.Closer, error) {
 	return lockFile(newOSFile(fd, name, false))
 }
 
+// LockFile locks an open file until it is closed, for itself or, with [unix.LOCK_SH], beside others, without waiting: the error is [ErrLocked].
+// What cannot be locked is not.
+func LockFile(f File, how int) error {
+	if f.Fd() != NoFd && retry(func() error { return unix.Flock(int(f.Fd()), how|unix.LOCK_NB) }) == unix.EWOULDBLOCK {
+		return fmt.Errorf("%w: %s", ErrLocked, f.Name())
+	}
+	return nil
+}
+
 // lockFile locks an open file, and closes it when that fails.
 func lockFile(f *osFile) (io.Closer, error) {
 	err := retry(func() error { return unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB) })

@@ -86,7 +86,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 			Remote: cfg.Remote || cfg.Lender != nil,
 			Ended:  func() { wake(r.upkeepWake) },
 		}),
-		Strict: s.cfg.Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
+		Strict: s.cfg.Strict, Readers: !cfg.NoDirectory, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
 	})
 	r.origin = moves.Origin{Set: &r.Set, Level: cfg.Level, Copies: copies, Clock: s.seq.Clock, Open: r.openMoved}
 	if len(s.levels) > 1 {

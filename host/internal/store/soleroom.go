@@ -10,6 +10,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
@@ -66,7 +67,7 @@ func (c *sole) evict(w *reservation, short capacity.Shortage, noSlot bool) error
 	}
 	got := c.evictSome(max(bytes, 1), tenant, w.reuseFor, w.spares)
 	w.Taken += got.taken
-	if got.freed > 0 || noSlot && got.entries > 0 {
+	if got.freed > 0 || (noSlot || got.failed == nil) && got.entries > 0 { // what is being read frees nothing yet, others may
 		return nil
 	}
 	switch {
@@ -149,7 +150,7 @@ func (c *sole) evictSome(bytes int64, tenant uint32, reuseFor *Put, spares uint3
 func (c *sole) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
 	for rank := range entries.Ranks(pieces) {
 		n, err := c.r.Remove(c.r.victim(v, rank), v.Class.FileBytes())
-		if c.vanished(err); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if c.vanished(err); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, files.ErrRead) {
 			failed = err
 		}
 		left += n
@@ -173,6 +174,7 @@ func (c *sole) unlinkVictim(v *entries.Eviction, pieces uint64) (left int64, sta
 		switch {
 		case err == nil, errors.Is(err, fs.ErrNotExist):
 			pieces &= pieces - 1
+		case errors.Is(err, files.ErrRead): // its bytes stay in the account until that is over
 		case health.Judge(err) != health.Unanswered: // else it may go yet
 			return 0, true, err
 		}

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"sync"
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,6 +23,7 @@ type Config struct {
 	Account         *capacity.Account
 	Sequence        *Sequence
 	Strict          bool  // names are made durable
+	Readers         bool  // other programs read files, with locks
 	QuarantineFiles int   // most that the quarantine keeps
 	QuarantineBytes int64 // likewise
 }
@@ -36,6 +39,7 @@ type Dir struct {
 
 	account  *capacity.Account
 	strict   bool
+	readers  bool
 	owned    bool         // see OwnDirs
 	settling sync.RWMutex // for writing: a directory is made or goes; for reading: names are made durable
 	lasting  sync.Map     // directories with durable names
@@ -47,6 +51,7 @@ type Dir struct {
 func New(cfg Config) *Dir {
 	d := &Dir{
 		Reader: NewReader(cfg.Health.FS(), cfg.Path), Log: cfg.Log, Health: cfg.Health, account: cfg.Account, strict: cfg.Strict,
+		readers: cfg.Readers,
 	}
 	d.Orphans.init(d)
 	d.Quarantine.init(d, cfg)
@@ -56,7 +61,7 @@ func New(cfg Config) *Dir {
 // Unlink removes a file. The error is [fs.ErrNotExist] when there was none. An unlink can report an error although it
 // happened, so the name is looked up again: with any other error the file is there, or may be.
 func (d *Dir) Unlink(name string) error {
-	err := d.FS.Remove(name)
+	err := d.remove(name)
 	if err == nil {
 		d.Leave(name)
 		return nil
@@ -74,6 +79,19 @@ func (d *Dir) Unlink(name string) error {
 	return err
 }
 
+// remove unlinks a file that no other program reads with a lock, as a check of the root does: it would take its bytes without a name.
+func (d *Dir) remove(name string) error {
+	if d.readers {
+		if f, err := d.FS.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0); err == nil { // else it cannot be told
+			defer f.Close()
+			if staging.LockFile(f, unix.LOCK_EX) != nil {
+				return fmt.Errorf("%w: %s", ErrRead, name)
+			}
+		}
+	}
+	return d.FS.Remove(name)
+}
+
 // Remove is Unlink, but a file that stays becomes an orphan. left is what it takes (most, if that is unknown) and the account
 // had not yet from an earlier try.
 func (d *Dir) Remove(name string, most int64) (left int64, err error) {
@@ -83,7 +101,9 @@ func (d *Dir) Remove(name string, most int64) (left int64, err error) {
 	if info, serr := d.FS.Stat(name); serr == nil {
 		most = pieceformat.Padded(info.Allocated)
 	}
-	d.Log.Error("file not unlinked; will retry, its bytes stay in the account", "file", name, "error", err)
+	if !errors.Is(err, ErrRead) { // that ends by itself
+		d.Log.Error("file not unlinked; will retry, its bytes stay in the account", "file", name, "error", err)
+	}
 	return d.Orphans.again(name, most), err
 }
 
@@ -129,6 +149,9 @@ func (d *Dir) Discard(name string, most int64) (left int64) {
 
 // ErrSync says that something could not be made durable.
 var ErrSync = errors.New("store: sync failed")
+
+// ErrRead says that another program reads a file that is to be unlinked.
+var ErrRead = errors.New("store: the file is being read")
 
 // ErrBusy says that another host has the root.
 var ErrBusy = errors.New("store: root is in use")

@@ -225,7 +225,7 @@ func (l *Orphans) unlink(o *Orphan) error {
 			return err
 		}
 	}
-	return l.dir.FS.Remove(o.name)
+	return l.dir.remove(o.name)
 }
 
 // Settle ends claims. With gone the orphans are over: a published piece has their name now, or it is free. Else they are

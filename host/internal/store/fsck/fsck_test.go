@@ -338,6 +338,81 @@ func TestBesideBusyHost(t *testing.T) {
 	}
 }
 
+// TestReadWhileItIsEvicted: what a host evicts while a check reads it keeps its name, and its bytes their place in the account, until the check
+// is done with it.
+func TestReadWhileItIsEvicted(t *testing.T) {
+	const most = 8
+	r := newRig(t, 1<<30)
+	r.store.Close()
+	r.openRoot(store.RootConfig{Path: r.dir, Capacity: most * (50 << 12), ForPieces: true,
+		Medium: store.Medium{Traits: store.Traits{WriteOnce: true}}}) // no put takes over a victim's file
+	for n := range uint64(most) {
+		r.mustPut(n)
+	}
+	first := r.pieces(most)[0]
+	taken := func() (sum int64) {
+		must(t, filepath.WalkDir(r.dir, func(name string, e fs.DirEntry, err error) error {
+			if info, serr := staging.OS().Stat(name); err == nil && serr == nil && strings.HasSuffix(name, ".kv") {
+				sum += info.Allocated
+			}
+			return nil
+		}))
+		return sum
+	}
+	evicted := false
+	r.check(Options{Repair: true, Workers: 1, FS: &reading{FS: staging.OS(), name: first, then: func(f staging.File) {
+		r.mustPut(most, most+1, most+2)
+		evicted = !r.hit(0)
+		info, err := f.Stat()
+		must(t, err)
+		sum := taken()
+		if info.Links == 0 {
+			sum += info.Allocated
+		}
+		if st := r.store.Stats().Roots[0]; sum > st.Capacity || st.Used < sum {
+			t.Errorf("%d bytes are taken, with what is read, the account says %d of %d", sum, st.Used, st.Capacity)
+		}
+	}}})
+	if !evicted || t.Failed() {
+		t.Fatalf("what was read was evicted: %t", evicted)
+	}
+	testenv.Until(t, "it goes afterwards, from the account too", func() bool {
+		_, err := os.Stat(first)
+		return errors.Is(err, os.ErrNotExist) && r.store.Stats().Roots[0].Used == taken()
+	})
+}
+
+// reading runs a function at the first read of a file.
+type reading struct {
+	staging.FS
+	name string
+	then func(staging.File)
+}
+
+func (f *reading) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
+	file, err := f.FS.OpenFile(name, flag, perm)
+	if err == nil && filepath.Clean(name) == f.name && f.then != nil {
+		then := f.then
+		f.then = nil
+		return &readFile{file, func() { then(file) }}, nil
+	}
+	return file, err
+}
+
+type readFile struct {
+	staging.File
+	first func()
+}
+
+func (f *readFile) ReadAt(p []byte, off int64) (int, error) {
+	if f.first != nil {
+		first := f.first
+		f.first = nil
+		first()
+	}
+	return f.File.ReadAt(p, off)
+}
+
 // TestSharedTemporaries: where hosts share a root a young temporary is left alone although no lock is held.
 func TestSharedTemporaries(t *testing.T) {
 	r := newRig(t, 1<<30)

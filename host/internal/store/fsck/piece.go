@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 
 	"github.com/kvhost/kvhost/host/internal/store/files"
@@ -68,8 +69,13 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 		return v, err
 	}
 	defer f.Close()
+	// A host does not unlink what is read: its bytes would be taken and in no account.
+	locked := staging.LockFile(f, unix.LOCK_SH)
 	if v.info, err = f.Stat(); err != nil {
 		return v, err
+	}
+	if locked != nil || f.Fd() != staging.NoFd && v.info.Links == 0 {
+		return v, fmt.Errorf("%w: its host removes it", fs.ErrNotExist)
 	}
 	n, err := c.read(ctx, f, buf[:pieceformat.Page], 0, &v)
 	if err != nil {
