@@ -41,6 +41,11 @@ func (r backend) Learn(rec *shared.Record) bool {
 		r.overlook(rec.Bytes)
 		return true
 	}
+	if rec.Bytes > 2*cl.FileBytes() {
+		r.kept.Log.Warn("another host tells of more bytes than a piece has; its file is looked at", "key", rec.Key, "bytes", rec.Bytes)
+		r.look(cl.NameOf(rec.Names, &rec.Key, rec.Rank), cl.FileBytes())
+		return true
+	}
 	h := pieceformat.Header{
 		Namespace: rec.Namespace, Group: rec.Group, Rank: rec.Rank, Key: rec.Key, Parent: rec.Parent, Depth: rec.Depth,
 		Tenant: rec.Tenant,

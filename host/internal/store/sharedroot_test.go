@@ -428,6 +428,16 @@ func TestAVictimIsStoredElsewhere(t *testing.T) {
 	r.expect("decided", 1, 0)
 }
 
+// TestRecordOfMoreThanAPiece: what another host says of a piece's size is bounded by the namespace. Beyond that the file tells.
+func TestRecordOfMoreThanAPiece(t *testing.T) {
+	r := newRig(t)
+	_, h := r.write(1, 0)
+	rec := r.record(h)
+	rec.Bytes = 1 << 40
+	r.b.Learn(rec)
+	r.expect("learned", 1, 0)
+}
+
 // TestAVetoEndsAReport: a put finds its name taken by a damaged file and is slow to end, so that this host vetoes what it
 // has reported itself. The key is not withheld for ever.
 func TestAVetoEndsAReport(t *testing.T) {

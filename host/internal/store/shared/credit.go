@@ -1,6 +1,9 @@
 package shared
 
-import "sync"
+import (
+	"fmt"
+	"sync"
+)
 
 // Credits is the account of bytes that a member may write: granted less returned less spent. A put takes credit
 // before it writes, and gives back what it did not publish after its bytes are gone from the disk.
@@ -132,6 +135,14 @@ type Claim struct {
 	Free     int64 `json:"free"` // credit
 	Want     int64 `json:"want"`
 	Held     int64 `json:"held"` // bytes that puts of earlier incarnations may have in files without a name
+}
+
+// Check says what no member can have told.
+func (c *Claim) Check() error {
+	if min(c.Returned, c.Held, c.Want) < 0 || c.Free < -mostBytes || c.Returned > mostTotal || max(c.Held, c.Want, c.Free) > mostBytes {
+		return fmt.Errorf("%w: a claim of %+v", ErrDamaged, *c)
+	}
+	return nil
 }
 
 // Short is how much more credit the member wants than it has.

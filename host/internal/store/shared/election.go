@@ -9,6 +9,9 @@ import (
 	"time"
 )
 
+// epochBits are those of an epoch's number. Its batches have the bits above them.
+const epochBits = 31
+
 // epochs lists the evictors' directories.
 type epochs struct {
 	top     uint64   // the highest e<n>; 0: none
@@ -31,8 +34,11 @@ func (m *Member) readEpochs(now time.Duration) (epochs, error) {
 			continue
 		}
 		number, _, _ := strings.Cut(name[1:], ".")
-		n, err := strconv.ParseUint(number, 10, 64)
+		n, err := strconv.ParseUint(number, 10, epochBits)
 		switch {
+		case errors.Is(err, strconv.ErrRange):
+			m.log.Warn("a directory has the number of no epoch; it is left alone", "directory", name)
+			continue
 		case err != nil:
 			continue
 		case name[0] == 'e' && name == "e"+number:
@@ -147,7 +153,7 @@ func (m *Member) takeEpoch(n uint64) error {
 	}
 	for _, name := range names {
 		number, _, _ := strings.Cut(name[1:], ".")
-		k, err := strconv.ParseUint(number, 10, 64)
+		k, err := strconv.ParseUint(number, 10, epochBits)
 		if err != nil || name[0] != 'e' && name[0] != 'x' {
 			continue
 		}

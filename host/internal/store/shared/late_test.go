@@ -2,6 +2,7 @@ package shared
 
 import (
 	"errors"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -432,6 +433,49 @@ func TestAVictimThatIsNotRemovedIsNotDecided(t *testing.T) {
 			t.Errorf("file in the trash %t, entry known %t, want neither", s.files[trash] != nil, s.b.index[k] != nil)
 		}
 	})
+}
+
+// TestNumbersOfNoEpoch: a directory with a number that no election gives does not end the evictor's work, nor keep another from it.
+func TestNumbersOfNoEpoch(t *testing.T) {
+	for _, name := range []string{"/e18446744073709551615", "/x18446744073709551615.z", "/e4294967296", "/e99999999999999999999"} {
+		byHand(t, func(s *hands) {
+			s.dirs["/r/"+Dir+name] = true
+			s.rounds(3, s.a, s.b, s.c)
+			if !s.a.Stats().Evictor {
+				t.Errorf("%s: the evictor is one no more", name)
+			}
+			s.rounds(4*int(modelLapse/modelPoll), s.b, s.c) // without it
+			if !s.b.Stats().Evictor && !s.c.Stats().Evictor {
+				t.Errorf("%s: no other host is elected", name)
+			}
+		})
+	}
+}
+
+// TestAClaimOfNonsense: a member that goes on telling what none can have is given up, and costs the others no credit.
+func TestAClaimOfNonsense(t *testing.T) {
+	for _, claim := range []Claim{{Held: math.MaxInt64}, {Want: -1}, {Returned: math.MaxInt64}, {Free: math.MinInt64}} {
+		byHand(t, func(s *hands) {
+			const member = "/z.1"
+			dir := "/r/" + Dir + "/hosts"
+			s.dirs[dir+member] = true
+			for n := range 2 * int(modelLapse/modelPoll) {
+				b, err := EncodeControl(&status{Beat: uint64(n + 1), Claim: claim})
+				testenv.NoError(t, err)
+				if s.dirs[dir+member] {
+					s.inos++
+					s.files[dir+member+"/status"] = &inode{ino: s.inos, links: 1, data: b}
+				}
+				s.rounds(1, s.a, s.b, s.c)
+			}
+			if s.dirs[dir+member] || s.a.Stats().GivenUp != 1 {
+				t.Errorf("%+v: a member that tells this is there, want it given up", claim)
+			}
+			if free := s.c.Stats().Free; free <= 0 || free > modelCapacity {
+				t.Errorf("%+v: another has credit of %d bytes", claim, free)
+			}
+		})
+	}
 }
 
 // TestAJoinThatFailsIsReported, and made again.

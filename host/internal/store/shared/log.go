@@ -37,7 +37,7 @@ func DecodeLogHead(b []byte) (published int64, err error) {
 	if len(b) < LogHead || string(b[:8]) != logMagic || binary.LittleEndian.Uint64(b[24:]) != xxh3.Hash(b[:24]) {
 		return 0, fmt.Errorf("%w: log header", ErrDamaged)
 	}
-	if published = int64(binary.LittleEndian.Uint64(b[8:])); published < 0 {
+	if published = int64(binary.LittleEndian.Uint64(b[8:])); published < 0 || published > mostTotal {
 		return 0, fmt.Errorf("%w: log header: %d bytes published", ErrDamaged, published)
 	}
 	return published, nil

@@ -51,11 +51,11 @@ func (m *model) boot(id string) {
 	n := &node{m: m, w: m.world, index: map[kv.Key]*item{}}
 	boot := func(*host) error {
 		n.fs = hostFS{n, m.world}
-		unique := uint64(m.lives) << 32
+		unique, origin := uint64(m.lives)<<32, time.Duration(m.lives%3)*400*24*time.Hour // no host's clock is another's
 		var err error
 		n.Member, err = New(Config{
 			Dir: "/r", Host: id, Capacity: modelCapacity, Lapse: modelLapse, LogBytes: 2000, FS: n.fs,
-			Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.now },
+			Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.now + origin },
 		}, n)
 		if err != nil {
 			return err

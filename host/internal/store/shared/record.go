@@ -60,6 +60,10 @@ const (
 	recNames        = 128 // u32: length of the list of names
 	recSum          = 152
 	maxNames        = 1 << 17
+
+	// What a number of the protocol may say, and what one that is a running total: sums do not overflow.
+	mostBytes = 1 << 56
+	mostTotal = 1 << 61
 )
 
 // Append encodes a record at the end of b.
@@ -141,7 +145,7 @@ func decodeFields(a []byte) (r Record, err error) {
 	copy(r.Namespace[:], a[recNamespace:])
 	copy(r.Key[:], a[recKey:])
 	copy(r.Parent[:], a[recParent:])
-	if r.Bytes < 0 || r.Rank >= kv.MaxRanks || r.Key == kv.Root {
+	if r.Bytes < 0 || r.Bytes > mostBytes || r.Rank >= kv.MaxRanks || r.Key == kv.Root {
 		return r, fmt.Errorf("%w: a record of %d bytes, rank %d, key %s", ErrDamaged, r.Bytes, r.Rank, r.Key)
 	}
 	if r.Names, err = pieceformat.DecodeNames(a[recordBytes:]); err != nil {

@@ -175,6 +175,9 @@ func (t *term) readPeers(now time.Duration, begun []string) error {
 func (t *term) readStatus(dir string, p *peer, now time.Duration) error {
 	var s status
 	err := t.m.get(dir+"/status", &s)
+	if err == nil {
+		err = s.Check()
+	}
 	if errors.Is(err, ErrDamaged) {
 		t.m.log.Warn("cannot read a member's status", "error", err)
 		return nil

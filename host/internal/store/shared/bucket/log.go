@@ -62,7 +62,7 @@ func (m *Member) followAll() error {
 				last = s.End - 1
 			}
 		}
-		for n := p.next; n <= last && name != m.name && !p.past; n++ {
+		for n := p.next; n <= last && name != m.name && !p.past && len(list) < logsAtOnce; n++ {
 			list = append(list, request{member: name, name: logName(name, n), number: n})
 		}
 	}

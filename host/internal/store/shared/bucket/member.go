@@ -1,6 +1,7 @@
 package bucket
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -59,6 +60,20 @@ type status struct {
 	shared.Claim
 }
 
+// mostLogs is more than a member ever writes, and logsAtOnce what is read of all in one step.
+const (
+	mostLogs   = 1 << 32
+	logsAtOnce = 1 << 10
+)
+
+func (s *status) decode(b []byte) error {
+	err := cmp.Or(shared.DecodeControl(b, s), s.Check())
+	if err == nil && s.Log > mostLogs {
+		err = fmt.Errorf("%w: %d logs", shared.ErrDamaged, s.Log)
+	}
+	return err
+}
+
 // office is the evictor's object.
 type office struct {
 	Term    uint64             `json:"term"`
@@ -88,8 +103,8 @@ func decodeOffice(b []byte) (*office, error) {
 		return nil, err
 	}
 	for name, s := range o.Seats {
-		if s == nil {
-			return nil, fmt.Errorf("%w: no seat of %s", shared.ErrDamaged, name)
+		if s == nil || s.End > mostLogs+1 {
+			return nil, fmt.Errorf("%w: no seat of %s: %+v", shared.ErrDamaged, name, s)
 		}
 	}
 	for n, b := range o.Batches {
@@ -374,7 +389,7 @@ func (m *Member) readPeers(now time.Duration) error {
 			return fmt.Errorf("%s: %w", q.name, q.err)
 		}
 		p.version = q.version
-		if err := shared.DecodeControl(q.data, &s); err != nil { // its member writes it again, or is given up
+		if err := s.decode(q.data); err != nil { // its member writes it again, or is given up
 			m.log.Warn("the object of a member is damaged", "member", q.member, "error", err)
 			continue
 		}

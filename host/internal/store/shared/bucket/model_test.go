@@ -3,6 +3,7 @@ package bucket
 import (
 	"flag"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -63,13 +64,13 @@ func (m *model) run(t *testing.T, d time.Duration) {
 
 func (m *model) boot(id string) {
 	m.lives++
-	unique := m.lives << 32
+	unique, origin := m.lives<<32, time.Duration(m.lives%3)*400*24*time.Hour // no host's clock is another's
 	n := &node{m: m, w: m.world, index: map[kv.Key]*item{}}
 	n.fs = pieces{n: n, temps: map[string]staging.Info{}}
 	var err error
 	n.Member, err = New(Config{
 		Objects: m.world, FS: n.fs, Host: id, Capacity: modelCapacity, Lapse: modelLapse, Workers: 1,
-		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.now },
+		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.now + origin },
 	}, n)
 	if err != nil {
 		panic(err)
@@ -338,29 +339,67 @@ func TestTheEvictorsObjectIsRemoved(t *testing.T) {
 	}
 }
 
-// TestDamagedObjects: an object that nobody can read does not end the work of the others.
+// TestDamagedObjects: an object that nobody can read, or that says what no host says, does not end the work of the others.
 func TestDamagedObjects(t *testing.T) {
-	for _, name := range []string{"/hosts/junk.1", "/hosts/a.100000001", "/evictor"} {
-		m := newModel(2)
-		m.run(t, 10*modelLapse)
-		if m.set(shared.Dir+name, &object{data: []byte("junk")}); name == "/evictor" {
-			clear(m.owners)
-		}
-		m.run(t, 10*modelLapse)
-		before := m.officeNow()
-		m.run(t, 2*modelLapse)
-		if now := m.officeNow(); now.Beat == before.Beat {
-			t.Errorf("%s: no evictor is at work", name)
-		}
-		if hosts := m.names(shared.Dir + "/hosts"); len(hosts) != 3 {
-			t.Errorf("%s: members %v, want three", name, hosts)
-		}
-		for _, n := range m.nodes {
-			if s := n.Stats(); s.State != shared.Active || s.Granted == 0 {
-				t.Errorf("%s: %s: %+v, want active, with credit", name, n.name, s)
+	says := func(v any) []byte {
+		b, err := shared.EncodeControl(v)
+		testenv.OK(t, err)
+		return b
+	}
+	for _, c := range []struct {
+		what, name string
+		data       []byte
+	}{
+		{"a member", "/hosts/junk.1", []byte("junk")},
+		{"a member that is one", "/hosts/a.100000001", []byte("junk")},
+		{"the evictor", "/evictor", []byte("junk")},
+		{"a log without an end", "/hosts/junk.1", says(&status{Beat: 9, Log: math.MaxUint64})},
+		{"a claim", "/hosts/junk.1", says(&status{Beat: 9, Claim: shared.Claim{Held: math.MaxInt64}})},
+		{"an end", "/evictor", says(&office{Term: 9, Owner: "b.200000001", Seats: map[string]*seat{"a.100000001": {End: math.MaxUint64}}})},
+		{"the last term", "/evictor", says(&office{Term: math.MaxUint64, Owner: "junk.1"})},
+		{"a batch", "/batch/junk", []byte("junk")},
+		{"a number of a log", "/log/a.100000001/18446744073709551615", []byte("junk")},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			m := newModel(2)
+			m.run(t, 10*modelLapse)
+			if m.set(shared.Dir+c.name, &object{data: c.data}); c.name == "/evictor" {
+				clear(m.owners)
 			}
-			m.kill(n)
-		}
+			m.run(t, 10*modelLapse)
+			before, acts := m.officeNow(), m.acts
+			m.run(t, 2*modelLapse)
+			if now := m.officeNow(); now.Beat == before.Beat {
+				t.Error("no evictor is at work")
+			}
+			if per := (m.acts - acts) / int64(2*modelLapse/modelPoll); per > 500 {
+				t.Errorf("%d requests in each round of three hosts", per)
+			}
+			if hosts := m.names(shared.Dir + "/hosts"); len(hosts) != 3 {
+				t.Errorf("members %v, want three", hosts)
+			}
+			for _, n := range m.nodes {
+				if s := n.Stats(); s.State != shared.Active || s.Granted == 0 {
+					t.Errorf("%s: %+v, want active, with credit", n.name, s)
+				}
+			}
+			for _, n := range m.live() {
+				if c.what == "a batch" && n.term != nil || c.what != "a batch" && n.cfg.Host == "a" {
+					m.kill(n)
+					break
+				}
+			}
+			m.run(t, 5*modelLapse)
+			if hosts := m.names(shared.Dir + "/hosts"); len(hosts) != 2 {
+				t.Errorf("members %v, want two without the one that was killed", hosts)
+			}
+			for _, n := range m.live() {
+				if n.term != nil && !n.term.cleaned {
+					t.Errorf("%s does not come to an end with what others have left", n.name)
+				}
+				m.kill(n)
+			}
+		})
 	}
 }
 

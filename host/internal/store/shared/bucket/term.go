@@ -165,7 +165,7 @@ func (t *term) endLog(name string, s *seat, now time.Duration) error {
 	}
 	last := m.peers[name].next - 1
 	for text := range list {
-		if n, err := strconv.ParseUint(text, 10, 64); err == nil {
+		if n, err := strconv.ParseUint(text, 10, 64); err == nil && n <= mostLogs {
 			last = max(last, n)
 		}
 	}
@@ -237,11 +237,10 @@ func (t *term) clean() error {
 		return err
 	}
 	for text := range batches {
-		n, err := strconv.ParseUint(text, 10, 64)
-		if err == nil && t.next.Batches[n] == nil {
-			err = t.m.cfg.Objects.Remove(batchName(n))
+		if n, err := strconv.ParseUint(text, 10, 64); err != nil || t.next.Batches[n] != nil {
+			continue // others may have it
 		}
-		if err != nil {
+		if err := t.m.cfg.Objects.Remove("batch/" + text); err != nil {
 			return err
 		}
 	}
