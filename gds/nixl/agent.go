@@ -3,6 +3,7 @@ package nixl
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -234,6 +235,9 @@ func (a *Agent) Load(name string, metadata []byte) error {
 	if len(metadata) == 0 {
 		return fmt.Errorf("%w: none", ErrMetadata)
 	}
+	if got, ok := nameIn(metadata); ok && got != name { // else NIXL would have taken in what it says of another agent's memory
+		return fmt.Errorf("%w: of %q, want %q", ErrMetadata, got, name)
+	}
 	var said unsafe.Pointer
 	if err := a.lib.do(loadRemote, a.agent, uintptr(unsafe.Pointer(&metadata[0])), uintptr(len(metadata)), uintptr(unsafe.Pointer(&said))); err != nil {
 		return fmt.Errorf("%w: %w", ErrMetadata, err)
@@ -243,6 +247,16 @@ func (a *Agent) Load(name string, metadata []byte) error {
 		return fmt.Errorf("%w: of %q, want %q", ErrMetadata, got, name)
 	}
 	return nil
+}
+
+// nameIn is the name that metadata begins with: behind two tags its length, in eight bytes, and it.
+func nameIn(metadata []byte) (name string, ok bool) {
+	rest, ok := bytes.CutPrefix(metadata, []byte("nixlSerDes|Agent"))
+	if !ok || len(rest) < 8 {
+		return "", false
+	}
+	n, rest := binary.NativeEndian.Uint64(rest), rest[8:]
+	return string(rest[:min(n, uint64(len(rest)))]), true
 }
 
 func gostring(p unsafe.Pointer) string {

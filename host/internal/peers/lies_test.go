@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -210,10 +211,15 @@ func liar(seed uint64) *fake {
 	return f
 }
 
-// TestLiars: whatever a liar answers, what an honest peer has is found and read, no lookup takes longer than the deadline, nothing stays borrowed, and
-// the liar is left alone within ten failures.
+// TestLiars: whatever a liar answers, what an honest peer has is found and read, no lookup takes longer than the deadline, nothing stays borrowed, no
+// memory is taken, and the liar is left alone within ten failures.
 func TestLiars(t *testing.T) {
-	const chunks, deadline = 200, 250 * time.Millisecond
+	const chunks, deadline, memory = 200, 250 * time.Millisecond, 32 << 20
+	heap := func() int64 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			good := []byte{1}
@@ -230,11 +236,13 @@ func TestLiars(t *testing.T) {
 				all[n] = byte(n)
 			}
 			r := newRigWith(t, liar(seed), Config{Hosts: []string{honest.serve(t)}, Deadline: deadline}, all...)
-			found, lied, longest := 0, uint64(0), time.Duration(0)
+			found, lied, longest, most := 0, uint64(0), time.Duration(0), int64(0)
+			runtime.GC()
+			before := heap()
 			for n := range byte(chunks) {
 				since := time.Now()
 				hits := r.look(key(n))
-				longest = max(longest, time.Since(since))
+				longest, most = max(longest, time.Since(since)), max(most, heap()-before)
 				came := false
 				for _, name := range r.peers.fs.names() {
 					p := r.peers.fs.piece(name)
@@ -257,7 +265,10 @@ func TestLiars(t *testing.T) {
 			for _, s := range r.peers.Stats() {
 				lied = max(lied, s.Failures+s.Blamed)
 			}
-			t.Logf("%d of %d found, the longest lookup took %s, %d failures", found, chunks/2, longest, lied)
+			t.Logf("%d of %d found, the longest lookup took %s, %d failures, %d KiB of memory", found, chunks/2, longest, lied, most>>10)
+			if s := r.store.Stats().Roots[1]; most > memory || s.Used > s.Capacity {
+				t.Errorf("%d bytes of memory, %d bytes borrowed, want at most %d and %d", most, s.Used, memory, s.Capacity)
+			}
 			if found < chunks/2*9/10 {
 				t.Errorf("%d of the honest peer's %d were found, want at least nine tenths", found, chunks/2)
 			}

@@ -21,14 +21,15 @@ import (
 )
 
 const (
-	mostReads   = 16 // under way at a time: each has its destination until it ends
-	mostOfOne   = 8  // of them from one peer, so that one which stops leaves some to others
-	placeWait   = stall / 4
-	mostWorkers = 4
-	nixlPause   = 5 * time.Minute        // at most, after a READ that failed: UCX may have no way to that peer
-	polls       = 4                      // of a READ in a row, before each waits
-	pollEvery   = 100 * time.Microsecond // then, and
-	lookEvery   = 50 * time.Millisecond  // once it was given up
+	mostReads    = 16 // under way at a time: each has its destination until it ends
+	mostOfOne    = 8  // of them from one peer, so that one which stops leaves some to others
+	placeWait    = stall / 4
+	mostWorkers  = 4
+	mostMetadata = 1 << 20                // bytes of what a peer says of its agent: some hundred for each registration
+	nixlPause    = 5 * time.Minute        // at most, after a READ that failed: UCX may have no way to that peer
+	polls        = 4                      // of a READ in a row, before each waits
+	pollEvery    = 100 * time.Microsecond // then, and
+	lookEvery    = 50 * time.Millisecond  // once it was given up
 	// afterError is how long the destination of a READ that failed is kept. UCX reports the failure of a connection once its requests are
 	// over, and NIXL that of one request of a READ without a look at the others.
 	afterError = time.Second
@@ -503,10 +504,13 @@ func partsOf(m *proto.PlaceResponse, most int64) (parts []nixl.Part, sum int64, 
 	return parts, sum, nil
 }
 
-// agent is the name of the peer's.
+// agent is the name of the peer's, empty where it has none.
 func (x *peer) agent() string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.host == [16]byte{} {
+		return ""
+	}
 	return hex.EncodeToString(x.host[:])
 }
 

@@ -205,7 +205,10 @@ func (x *peer) listen(line *grpc.ClientConn) error {
 		if m.Turnover != nil {
 			x.turnover.Store(int64(turnoverOf(m.GetTurnover())))
 		}
-		if w := x.owner.nixl; w != nil && len(m.GetNixl()) > 0 {
+		switch w := x.owner.nixl; {
+		case len(m.GetNixl()) > mostMetadata:
+			return fmt.Errorf("%w: %d bytes of NIXL's metadata", ErrMessage, len(m.GetNixl()))
+		case w != nil && len(m.GetNixl()) > 0 && x.agent() != "":
 			w.learn(x.agent(), m.GetNixl())
 		}
 		x.mu.Lock()
@@ -224,15 +227,18 @@ func (x *peer) listen(line *grpc.ClientConn) error {
 	}
 }
 
-// who gives a peer its list, and says whether the host is this one, or one that another address has led to.
+// who gives a peer its list, and says whether the host is this one, or one that another address has led to: that has shown a certificate
+// for both addresses, where there are any. Else one of the two is not who it says, and has no name with NIXL.
 func (p *Peers) who(x *peer, list int, host [16]byte) State {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	state := Away
+	state, said := Away, false
 	for _, o := range p.peers {
 		o.mu.Lock()
 		if o != x && o.host == host && o.list < lists {
-			state = Twin
+			if said = true; len(o.chain) == 0 || p.id.verify(o.chain, hostOf(x.name)) == nil {
+				state = Twin
+			}
 		}
 		o.mu.Unlock()
 	}
@@ -242,8 +248,10 @@ func (p *Peers) who(x *peer, list int, host [16]byte) State {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.list, x.host, x.state = list, [16]byte{}, state
-	if state == Away {
+	if state == Away && !said {
 		x.host = host
+	} else if state == Away {
+		p.cfg.Log.Warn("a peer says that it is the host of another, and has no certificate for that", "peer", x.addr)
 	}
 	return state
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -25,6 +26,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -652,6 +654,70 @@ func TestTrustIsOfAName(t *testing.T) {
 			t.Errorf("for the name %q: %v, want it good: %v", c.name, err, c.good)
 		}
 	}
+}
+
+// TestNameOfAnother: a peer that says it is a host which another address leads to keeps nothing from that one, unless its certificate is for
+// both addresses.
+func TestNameOfAnother(t *testing.T) {
+	a := newAuthority(t)
+	var hosts []string
+	for _, ip := range []string{"127.0.0.1", "127.0.0.2"} {
+		cert, key, _ := a.files(t, ip, a)
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		testenv.OK(t, err)
+		l, err := net.Listen("tcp", ip+":0")
+		testenv.OK(t, err)
+		g := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{pair}})))
+		proto.RegisterPeerServiceServer(g, &fake{id: 9})
+		go func() { _ = g.Serve(l) }()
+		t.Cleanup(g.Stop)
+		hosts = append(hosts, l.Addr().String())
+	}
+	c := Config{Hosts: hosts}
+	c.Cert, c.Key, c.CA = a.files(t, "127.0.0.3", a)
+	p, err := New(c)
+	testenv.OK(t, err)
+	s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, p.Root(1)}})
+	testenv.OK(t, err)
+	p.Start(s)
+	t.Cleanup(func() { testenv.NoError(t, errors.Join(p.Close(), s.Close(), p.CloseFiles())) })
+	r := &rig{T: t, peers: p}
+	r.await("an answer of both", func() bool {
+		for _, x := range p.Stats() {
+			if x.State == Away {
+				return false
+			}
+		}
+		return len(p.Stats()) == len(hosts)
+	})
+	named := 0
+	for _, x := range p.all() {
+		if s := x.is(Here); !s {
+			t.Errorf("%s is not asked, want that it is", x.addr)
+		}
+		if x.agent() != "" {
+			named++
+		}
+	}
+	if named != 1 {
+		t.Errorf("%d of them have the host's name for NIXL, want one", named)
+	}
+}
+
+// TestLongMetadata: a peer that says more of its agent than an agent has to say is not one.
+func TestLongMetadata(t *testing.T) {
+	newRig(t, &fake{nixl: make([]byte, mostMetadata)}) // it is here
+	p, err := New(Config{Hosts: []string{(&fake{nixl: make([]byte, mostMetadata+1)}).serve(t)}})
+	testenv.OK(t, err)
+	s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, p.Root(1)}})
+	testenv.OK(t, err)
+	p.Start(s)
+	t.Cleanup(func() { testenv.NoError(t, errors.Join(p.Close(), s.Close(), p.CloseFiles())) })
+	r := &rig{T: t, peers: p}
+	r.await("what is wrong with it", func() bool {
+		s := p.Stats()
+		return len(s) == 1 && s[0].State == Away && strings.Contains(s[0].Reason, "metadata")
+	})
 }
 
 // TestAuthorityRenewed: the authority of running hosts changes in steps, and they do not lose each other. Once one authority does not count

@@ -35,8 +35,20 @@ type shelf struct {
 }
 
 type lentSlot struct {
-	*staging.Slot
+	takenSlot
 	ends time.Time
+}
+
+// takenSlot is a slot out of a caller's share.
+type takenSlot struct {
+	*staging.Slot
+	of  *lending
+	who caller
+}
+
+func (s *takenSlot) Release() {
+	s.Slot.Release()
+	s.of.back(s.who, places)
 }
 
 func newShelf(p staging.Pinner) (*shelf, error) {
@@ -48,7 +60,7 @@ func newShelf(p staging.Pinner) (*shelf, error) {
 }
 
 // lend gives a slot a number that another peer cannot guess.
-func (s *shelf) lend(slot *staging.Slot) (n uint64) {
+func (s *shelf) lend(slot takenSlot) (n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for taken := true; n == 0 || taken; _, taken = s.out[n] {
@@ -158,9 +170,8 @@ func partOf(mem []byte) *proto.PlacedPart {
 
 // inSlot brings the first bytes [off, end) of a piece to a slot, or those of no piece.
 func (s service) inSlot(ctx context.Context, piece *store.Piece, off, end int64) (*proto.PlaceResponse, error) {
-	soon, stop := context.WithTimeout(ctx, s.shelf.patience)
-	slot, err := s.shelf.slots.Acquire(soon)
-	if stop(); err != nil {
+	slot, err := s.takeSlot(ctx)
+	if err != nil {
 		return nil, status.Error(codes.ResourceExhausted, "all memory for others is in use")
 	}
 	from, n := pages(off, end, placeBytes)
@@ -183,8 +194,22 @@ func (s service) inSlot(ctx context.Context, piece *store.Piece, off, end int64)
 	return &proto.PlaceResponse{Parts: []*proto.PlacedPart{partOf(mem)}, Slot: s.shelf.lend(slot), Time: durationpb.New(placeTime)}, nil
 }
 
+// takeSlot takes a slot, if there is one soon.
+func (s service) takeSlot(ctx context.Context) (slot takenSlot, err error) {
+	soon, stop := context.WithTimeout(ctx, s.shelf.patience)
+	defer stop()
+	slot.of, slot.who = s.lending, s.owner.callerOf(ctx)
+	if err = s.await(soon, slot.who, places); err != nil {
+		return slot, err
+	}
+	if slot.Slot, err = s.shelf.slots.Acquire(soon); err != nil {
+		s.back(slot.who, places)
+	}
+	return slot, err
+}
+
 // releaseAfter gives a slot back once a read that failed does not use it any more.
-func (s service) releaseAfter(slot *staging.Slot, failed error) {
+func (s service) releaseAfter(slot takenSlot, failed error) {
 	var held staging.Held
 	if !errors.As(failed, &held) {
 		slot.Release()

@@ -80,7 +80,7 @@ func newLending(p *Peers) *lending {
 	l.memory = budget.OfPeers(memory)
 	l.shares.of = map[caller]*[resources]int{}
 	l.shares.most = [resources]int{handshakes: mostKnocks, lines: int(memory / budget.PeersLine), leases: mostLent, leasedKeys: mostLentKeys,
-		partBuffers: buffers}
+		partBuffers: buffers, places: mostPlaced}
 	if p.nixl != nil {
 		var err error
 		if l.shelf, err = newShelf(pinner{p.nixl}); err != nil {
@@ -392,14 +392,10 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 	}
 	defer piece.Close()
 	who := s.owner.callerOf(st.Context())
-	for room := s.room.next(); !s.shares.take(who, partBuffers, 1); room = s.room.next() {
-		select {
-		case <-room:
-		case <-st.Context().Done():
-			return status.FromContextError(st.Context().Err()).Err()
-		}
+	if err := s.await(st.Context(), who, partBuffers); err != nil {
+		return status.FromContextError(err).Err()
 	}
-	defer func() { s.shares.give(who, partBuffers, 1); s.room.tell() }()
+	defer s.back(who, partBuffers)
 	buf, err := s.take(st.Context())
 	if err != nil {
 		return err
@@ -421,6 +417,23 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 		off = from + n
 	}
 	return nil
+}
+
+// await waits until a caller may have one more of a resource, which [lending.back] gives back.
+func (l *lending) await(ctx context.Context, who caller, r resource) error {
+	for room := l.room.next(); !l.shares.take(who, r, 1); room = l.room.next() {
+		select {
+		case <-room:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func (l *lending) back(who caller, r resource) {
+	l.shares.give(who, r, 1)
+	l.room.tell()
 }
 
 // pages are the bytes [off, end), or the first of them, as n bytes from the start of a page: direct files are read by pages.

@@ -27,6 +27,7 @@ const (
 	leases
 	leasedKeys // that leases were asked for: each takes memory, also where many leases have the same entries
 	partBuffers
+	places // of [shelf]
 	resources
 )
 

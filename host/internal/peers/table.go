@@ -8,14 +8,18 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
-// A table holds 64 lists of fingerprints at most, and takes at most so much memory.
+// A table holds 64 lists of fingerprints at most, and takes at most so much memory, and a shard's while one grows.
 const (
 	lists     = 64
 	mostTable = 288 << 20
 	cellBytes = 16
 	shards    = 256
+	fewCells  = 256 // that Go's heap has
 )
 
 // Table says which peers have an entry: a bit of a word for each, by the entry's fingerprint. It is exact, so a promise is wrong only
@@ -28,6 +32,8 @@ type Table struct {
 	cells  atomic.Int64
 	full   atomic.Uint64 // fingerprints that there was no memory for
 	most   int64         // bytes, 0: mostTable
+
+	growing sync.Mutex // one shard at a time has its cells twice
 }
 
 // shard is the fingerprints with the same first byte of their place, by open addressing. Who reads takes no lock: a cell keeps its fingerprint, and one
@@ -35,8 +41,10 @@ type Table struct {
 type shard struct {
 	cells atomic.Pointer[[]cell]
 
-	mu   sync.Mutex // of who writes
-	used int        // cells with a fingerprint, also of entries that no peer has any more
+	mu    sync.Mutex // of who writes
+	used  int        // cells with a fingerprint
+	dead  int        // of them, of entries that no peer has any more
+	spare []cell     // of the last growth but one, for the next: empty, and without memory
 }
 
 type cell struct {
@@ -74,7 +82,9 @@ func (t *Table) drop(list int) {
 		s.mu.Lock()
 		cells := s.all()
 		for j := range cells {
-			cells[j].has.And(^(uint64(1) << list))
+			if cells[j].has.And(^(uint64(1)<<list)) == 1<<list {
+				s.dead++
+			}
 		}
 		s.mu.Unlock()
 	}
@@ -104,7 +114,8 @@ func find(cells []cell, print, place uint64) (c *cell, found bool) {
 		return nil, false
 	}
 	hi, _ := bits.Mul64(place<<8, uint64(len(cells)))
-	for at := int(hi); ; {
+	at := int(hi)
+	for range cells { // cells that are out of date may have no end of it
 		c = &cells[at]
 		switch c.print.Load() {
 		case print:
@@ -116,6 +127,7 @@ func find(cells []cell, print, place uint64) (c *cell, found bool) {
 			at = 0
 		}
 	}
+	return c, false
 }
 
 func (t *Table) add(print uint64, list int) {
@@ -137,8 +149,12 @@ func (t *Table) add(print uint64, list int) {
 		c.print.Store(print)
 		s.used++
 	}
-	if c.has.Or(1<<list)&(1<<list) == 0 {
+	had := c.has.Or(1 << list)
+	if had&(1<<list) == 0 {
 		t.count[list].Add(1)
+	}
+	if found && had == 0 {
+		s.dead--
 	}
 }
 
@@ -147,8 +163,16 @@ func (t *Table) remove(print uint64, list int) {
 	s := &t.shards[place>>56]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c, found := find(s.all(), print, place); found && c.has.And(^(uint64(1)<<list))&(1<<list) != 0 {
+	c, found := find(s.all(), print, place)
+	if !found {
+		return
+	}
+	had := c.has.And(^(uint64(1) << list))
+	if had&(1<<list) != 0 {
 		t.count[list].Add(-1)
+	}
+	if had == 1<<list {
+		s.dead++
 	}
 }
 
@@ -162,18 +186,19 @@ func (t *Table) greedy(list int) bool {
 
 // grow makes room by a fifth, and leaves out what no peer has.
 func (t *Table) grow(s *shard) bool {
-	old, alive := s.all(), 0
-	for i := range old {
-		if old[i].has.Load() != 0 {
-			alive++
-		}
-	}
+	old, alive := s.all(), s.used-s.dead
 	size := alive*3/2 + 16
-	if more := int64(size - len(old)); t.cells.Add(more)*cellBytes > cmp.Or(t.most, mostTable) && more > 0 {
-		t.cells.Add(-more)
+	t.growing.Lock()
+	defer t.growing.Unlock()
+	more := int64(size - len(old))
+	if more > 0 && (t.cells.Load()+more)*cellBytes > cmp.Or(t.most, mostTable) {
 		return false
 	}
-	cells := make([]cell, size)
+	cells := s.empty(size)
+	if cells == nil {
+		return false
+	}
+	t.cells.Add(more)
 	for i := range old {
 		if has := old[i].has.Load(); has != 0 {
 			print := old[i].print.Load()
@@ -183,8 +208,35 @@ func (t *Table) grow(s *shard) bool {
 		}
 	}
 	s.cells.Store(&cells)
-	s.used = alive
+	s.used, s.dead = alive, 0
+	s.clear(old)
 	return true
+}
+
+// empty is so many cells without a fingerprint, nil if there is no memory for them. Many are not on Go's heap, where those that are out
+// of date would take as much again until they are collected.
+func (s *shard) empty(n int) []cell {
+	if n <= fewCells {
+		return make([]cell, n)
+	}
+	if cap(s.spare) < n {
+		mem, err := unix.Mmap(-1, 0, n*cellBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		if err != nil {
+			return nil
+		}
+		s.spare = unsafe.Slice((*cell)(unsafe.Pointer(unsafe.SliceData(mem))), n)
+	}
+	return s.spare[:n]
+}
+
+// clear gives the memory of cells back and keeps their addresses: who reads them finds them empty.
+func (s *shard) clear(cells []cell) {
+	cells = cells[:cap(cells)]
+	s.spare = nil
+	if n := len(cells) * cellBytes; n > fewCells*cellBytes &&
+		unix.Madvise(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(cells))), n), unix.MADV_DONTNEED) == nil {
+		s.spare = cells
+	}
 }
 
 // learn enters the fingerprints of a message.

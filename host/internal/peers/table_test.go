@@ -3,7 +3,10 @@ package peers
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"runtime/debug"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -102,6 +105,42 @@ func TestTableShares(t *testing.T) {
 	}
 	if n := table.cells.Load() * cellBytes; n > table.most {
 		t.Errorf("%d bytes, want at most %d", n, table.most)
+	}
+}
+
+// TestTableAsTheKernelCounts: peers that tell of more than there is memory for have the process take no more than the bound, and what it
+// has of a shard twice.
+func TestTableAsTheKernelCounts(t *testing.T) {
+	testenv.Slow(t)
+	const most, prints, slack = 64 << 20, 5 << 20, 8 << 20
+	table := Table{most: most}
+	resident := func() int64 {
+		text, err := os.ReadFile("/proc/self/statm")
+		testenv.OK(t, err)
+		var size, pages int64
+		_, err = fmt.Sscan(string(text), &size, &pages)
+		testenv.OK(t, err)
+		return pages * int64(os.Getpagesize())
+	}
+	for range 2 {
+		table.open()
+	}
+	random := rand.New(rand.NewPCG(7, 8))
+	debug.FreeOSMemory()
+	before, peak := resident(), int64(0)
+	for i := range prints {
+		table.add(random.Uint64(), i%2)
+		if i%(1<<15) == 0 {
+			peak = max(peak, resident()-before)
+		}
+	}
+	t.Logf("%d MiB of cells, the process took %d MiB more at most, %d fingerprints were not kept", table.cells.Load()*cellBytes>>20, peak>>20,
+		table.full.Load())
+	if table.full.Load() == 0 || table.cells.Load()*cellBytes < most/4*3 {
+		t.Fatal("the table was not full")
+	}
+	if peak > most+slack {
+		t.Errorf("the process took %d bytes more, want at most %d", peak, most+slack)
 	}
 }
 
