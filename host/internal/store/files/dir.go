@@ -98,7 +98,7 @@ func (d *Dir) Remove(name string, most int64) (left int64, err error) {
 	if err = d.Unlink(name); err == nil || errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}
-	if info, serr := d.FS.Stat(name); serr == nil {
+	if info, serr := d.FS.Stat(name); serr == nil && (d.readers || most == 0) { // else a server says it
 		most = pieceformat.Padded(info.Allocated)
 	}
 	if !errors.Is(err, ErrRead) { // that ends by itself
