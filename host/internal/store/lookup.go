@@ -30,6 +30,11 @@ type LookupRequest struct {
 // PinShare is the part of a root where lookups to pin find nothing more that no lease has: the rest is for what is stored next.
 const PinShare = 0.5
 
+// TenantShare is the part of a root that entries of one tenant may have under leases where there are several: a lookup finds no more of
+// them. Nor does it find any that no lease has where those that have one take as much as they leave, or, for others than their tenant, half
+// as much.
+const TenantShare = 0.5
+
 // Lookup grants a lease on the entries that are there with all the pieces needed: the run from the first key on, or, in
 // a group that is looked up by membership, each one. Every entry granted is pinned until the lease is released. A lease
 // without hits is given too.
@@ -50,7 +55,8 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
 	byPrefix := c.Lookup == kv.ByPrefix
 	w := walk{
-		wanted:   wanted{class: c, keys: q.Keys, ranks: q.Ranks, pin: q.Pin, bounded: q.Pin || q.Lend},
+		wanted: wanted{class: c, keys: q.Keys, ranks: q.Ranks, pin: q.Pin, bounded: q.Pin || q.Lend,
+			several: s.catalog.Tenants.Several(), tenant: q.Tenant},
 		standing: standing{store: s, levels: s.levels}, lease: l, touches: s.requests.Begin(q.Request),
 	}
 	if q.Lend {
@@ -132,6 +138,8 @@ type wanted struct {
 	ranks   uint64
 	pin     bool // no hit and no touch
 	bounded bool // to PinShare
+	several bool // tenants, see TenantShare
+	tenant  uint32
 }
 
 // standing is the root that a walk looks at, with its lock. Keys that follow each other are in one root most of the time, so the walk
@@ -167,6 +175,9 @@ func (w *walk) grant(i int, g *grant) bool {
 			r := w.store.roots[w.at]
 			slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i])
 			if e != nil && w.bounded && e.Pins() == 0 && r.leased() >= PinShare {
+				w.lease.short, e = true, nil
+			}
+			if e != nil && w.several && !w.shares(r, e) {
 				w.lease.short, e = true, nil
 			}
 			if e != nil {
@@ -222,8 +233,24 @@ func (w *walk) leave() {
 }
 
 // leased is the part of the root that entries with pins have, if all are of one size. The lock is held.
-func (r *root) leased() float64 {
-	return float64(r.Index.Held()) / float64(max(1, r.Index.Len())) * (1 - r.Account.Free())
+func (r *root) leased() float64 { return r.part(r.Index.Held()) }
+
+// part is the part of the root that so many entries have.
+func (r *root) part(entries uint32) float64 {
+	return float64(entries) / float64(max(1, r.Index.Len())) * (1 - r.Account.Free())
+}
+
+// shares says whether an entry leaves others their part of the root. It is of owner.
+func (w *walk) shares(r *root, e *index.Entry) bool {
+	held, all := r.Index.HeldOf(r.Index.Owners()[w.owner].Tenant), r.Index.Len()
+	if 8*held < all && 2*r.Index.Held() < all { // whatever they take
+		return true
+	}
+	its, left, none := r.part(held), 1-r.leased(), e.Pins() == 0
+	if w.cause.Tenant != w.tenant {
+		return !none || its < left/2
+	}
+	return its <= TenantShare && (!none || its < left)
 }
 
 // find gives an entry that can be granted, or nil.

@@ -35,6 +35,9 @@ func (t *Tenants) Tenant(number uint16) uint32 {
 	return (*t.list.Load())[number]
 }
 
+// Several says whether there is more than one.
+func (t *Tenants) Several() bool { return len(*t.list.Load()) > 1 }
+
 // Has says whether a tenant has a number.
 func (t *Tenants) Has(tenant uint32) bool {
 	t.mu.Lock()

@@ -22,6 +22,7 @@ type Index struct {
 	large          map[uint32]uint32 // units that do not fit Entry.units
 	pinned         map[uint32]uint32 // pins beyond the most that Entry.pins counts
 	held           uint32            // entries with pins
+	heldOf         []uint32          // of them, by the numbers of tenants
 	missing        map[uint32]uint64 // pieces that bytes are reserved for and that are not there
 	missingByClass map[uint16]int64  // how many those are
 	clock          uint32            // the last tick given out
@@ -135,6 +136,10 @@ func (x *Index) Describe(slot uint32, o Owner, parent uint64, depth uint32) bool
 	}
 	e := x.At(slot)
 	x.families.remove(slot)
+	if e.pins > 0 {
+		x.hold(e, ^uint32(0))
+		defer x.hold(e, 1)
+	}
 	e.setOwner(id)
 	e.depth = uint16(min(depth, maxDepth))
 	e.setParent(parent)
@@ -216,7 +221,7 @@ func (x *Index) PinEntry(slot uint32, e *Entry) bool {
 	}
 	e.pins++
 	if e.pins == 1 {
-		x.held++
+		x.hold(e, 1)
 	}
 	return e.pins == 1
 }
@@ -232,13 +237,31 @@ func (x *Index) Unpin(slot uint32) bool {
 	}
 	e.pins--
 	if e.pins == 0 {
-		x.held--
+		x.hold(e, ^uint32(0))
 	}
 	return e.pins == 0
 }
 
+// hold counts an entry with pins, or one less.
+func (x *Index) hold(e *Entry, by uint32) {
+	tenant := int(x.list[e.OwnerID()].Tenant)
+	for tenant >= len(x.heldOf) {
+		x.heldOf = append(x.heldOf, 0)
+	}
+	x.heldOf[tenant] += by
+	x.held += by
+}
+
 // Held is how many entries have pins.
 func (x *Index) Held() uint32 { return x.held }
+
+// HeldOf is how many entries of a tenant, by its number, have pins.
+func (x *Index) HeldOf(tenant uint16) uint32 {
+	if int(tenant) >= len(x.heldOf) {
+		return 0
+	}
+	return x.heldOf[tenant]
+}
 
 // Units is the size that is reserved for an entry, in abi.SizeUnit.
 func (x *Index) Units(slot uint32) uint32 { return x.EntryUnits(slot, x.At(slot)) }
