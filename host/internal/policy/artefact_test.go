@@ -231,6 +231,25 @@ func TestSignatures(t *testing.T) {
 	})
 }
 
+// TestEarlierSignature: a signature has no end and no order, so an earlier module by the same key is taken where the key alone is wanted, and not
+// where the digest is.
+func TestEarlierSignature(t *testing.T) {
+	earlier := minimal(abi.RoleEvict).Bytes()
+	current := minimal(abi.RoleEvict).With(abi.ExportInitialize, ">").Bytes()
+	public, key := newKey(t)
+	path := filepath.Join(t.TempDir(), "m.wasm")
+	testenv.OK(t, os.WriteFile(path, earlier, 0o600))
+	testenv.OK(t, os.WriteFile(path+SignatureSuffix, minisign.Sign(key, earlier), 0o600))
+	o := Options{PublicKey: public.String(), Cache: policytest.Cache(t)}
+	m, err := Open(t.Context(), path, o)
+	testenv.OK(t, err)
+	testenv.OK(t, m.Close(t.Context()))
+	o.SHA256 = digestOf(current)
+	if _, err := Open(t.Context(), path, o); !errors.Is(err, ErrDigest) {
+		t.Errorf("an earlier module where the digest is pinned: %v, want %v", err, ErrDigest)
+	}
+}
+
 func newKey(t testing.TB) (minisign.PublicKey, minisign.PrivateKey) {
 	t.Helper()
 	public, secret, err := minisign.GenerateKey(rand.Reader)

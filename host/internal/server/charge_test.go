@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -283,6 +284,59 @@ func TestUnsealedMemory(t *testing.T) {
 	}
 	other.check(3)
 	testenv.NoError(t, s.Ping(t.Context()))
+}
+
+// Clients that map shared memory until there is none left are refused it by name, all but those that have theirs; the host and the others go on.
+func TestSharedMemoryIsUsedUp(t *testing.T) {
+	const bytes, clients, fit = planes * arenaBlocks * pageBytes, 8, 3
+	dir := testenv.SmallDisk(t, fit*bytes)
+	r := newRig(t, nil)
+	other := r.dial(nil)
+	other.save(0, 2)
+	arenas := make(chan *client.Arena, clients)
+	var work sync.WaitGroup
+	for i := range clients {
+		work.Go(func() {
+			f, err := os.Create(filepath.Join(dir, strconv.Itoa(i)))
+			testenv.NoError(t, err)
+			testenv.NoError(t, f.Truncate(bytes))
+			a, err := client.OpenArena(f)
+			if err == nil {
+				arenas <- a
+				return
+			}
+			if !errors.Is(err, client.ErrArena) || !errors.Is(err, unix.ENOSPC) {
+				t.Errorf("memory that is not there: %v, want %v that says %v", err, client.ErrArena, unix.ENOSPC)
+			}
+			testenv.NoError(t, os.Remove(f.Name())) // some of it may be there
+			testenv.NoError(t, f.Close())
+		})
+	}
+	work.Wait()
+	close(arenas)
+	if n := len(arenas); n == 0 || n > fit {
+		t.Errorf("%d clients have their memory, want 1 to %d", n, fit)
+	}
+	n := 2
+	for a := range arenas {
+		h := r.hello()
+		h.UnsealedMemory = true
+		s, err := client.Dial(t.Context(), h)
+		testenv.OK(t, err)
+		_, err = s.Register(t.Context(), 0, a, groupRegions(0))
+		testenv.OK(t, err)
+		p := &peer{Session: s, t: t, arena: a}
+		p.save(n, n+1)
+		if n++; p.look(n).Hits() != n {
+			t.Errorf("what was stored from memory that is there is no hit")
+		}
+		if res := p.loaded(p.loads(p.look(n), n)); len(res.Failed) > 0 {
+			t.Errorf("a load to memory that is there: %+v", res)
+		}
+		testenv.NoError(t, s.Close())
+		testenv.NoError(t, a.Close())
+	}
+	other.check(2)
 }
 
 // Semaphores in memory that is gone cancel the jobs that wait for them.
