@@ -13,14 +13,14 @@ import (
 // sharedLease keeps a lookup's entries pinned for the ranks that will load them. The engine's mutex guards it.
 type sharedLease struct {
 	id      uint64
-	owner   *granted // of the session that looked up
-	request uint32   // the client's number
+	owner   *granted // what the engine has granted to the session that looked up
+	request uint32   // the client's number of the request
 	group   uint32
-	keys    int // of the LOOKUP
-	first   int // its first needed key: pins are indexed from there
+	keys    int // how many keys the LOOKUP has
+	first   int // the first key that the LOOKUP needs: pins begin there
 	pins    *store.Lease
-	bytes   int64  // of the entries, in the session's share
-	order   uint64 // of all leases of the host: an older one has a lower number
+	bytes   int64  // the entries' size, which the session's share has
+	order   uint64 // the age among all leases of the host: an older lease has a lower number
 	older   *sharedLease
 	younger *sharedLease
 	readers uint64 // local ranks that have not loaded yet; 0 when it is over

@@ -21,11 +21,11 @@ type line struct {
 	ctx    context.Context // done when the session is to end
 	end    context.CancelCauseFunc
 	log    *slog.Logger
-	number uint64 // for logs
+	number uint64 // names the session in logs
 	nonce  [proto.NonceBytes]byte
-	lastID uint64 // of the reader
+	lastID uint64 // the id of the last message; only the reader uses it
 	out    *sendQueue
-	share  *budget.Session
+	share  *budget.Session // the account of what the client makes the host hold
 }
 
 func (l *line) reply(m *proto.SessionResponse) {

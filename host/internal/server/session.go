@@ -41,12 +41,12 @@ type session struct {
 
 // greeted is what HELLO has said. It is set before any other message is handled.
 type greeted struct {
-	engine *servingEngine
+	engine *servingEngine // nil before HELLO
 	ns     *kv.Namespace
-	rank   uint32 // in the engine
-	piece  uint32
+	rank   uint32 // the session's rank in its engine
+	piece  uint32 // the piece of an entry that the rank stores and loads
 	tenant uint32
-	queue  *transfer.Queue
+	queue  *transfer.Queue // the queue of the client's device
 }
 
 // lookups is the memory of a session's LOOKUPs, which is used with the turn held.

@@ -28,15 +28,15 @@ type hierarchy struct {
 // level is the roots that are equally near. An entry may have a copy in each level. It implements [moves.Level].
 type level struct {
 	store    *Store
-	number   int      // as configured
-	places   []uint32 // of the roots, in the configuration
+	number   int      // the configuration's
+	places   []uint32 // the roots' places in the configuration
 	roots    []*root
-	count    moves.Counters // of moves to it
-	said     saying         // by the upkeep of the first root
-	early    earlies        // entries that are farther away because memory was being allocated
-	turnover turnover       // of an offered level
-	hits     atomic.Uint64  // keys granted
-	loaded   atomic.Uint64  // bytes of pieces that were opened for loads
+	count    moves.Counters // counts moves to the level
+	said     saying         // what the log has of shed copies; only the upkeep of the first root uses it
+	early    earlies        // entries that are in a farther level, because memory was being allocated when they came
+	turnover turnover       // kept where the level is offered
+	hits     atomic.Uint64  // keys that lookups were granted here
+	loaded   atomic.Uint64  // bytes of pieces that loads have opened here
 }
 
 // hierarchyOf are the levels of a configuration. Their roots are not open yet.

@@ -681,6 +681,29 @@ func TestWhatTheNextStartGoesBy(t *testing.T) {
 	}
 }
 
+// TestCheckpointOfNoIndex: a checkpoint with a right checksum is a problem where a start would refuse its records.
+func TestCheckpointOfNoIndex(t *testing.T) {
+	r := newRig(t, 1<<30)
+	r.mustPut(1)
+	must(t, r.store.Close())
+	name := filepath.Join(r.dir, pieceformat.CheckpointFile)
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_TRUNC, 0o600)
+	must(t, err)
+	defer f.Close()
+	entries := []pieceformat.CheckpointEntry{{Slot: 5, Pieces: 1, Key: key(1)}, {Slot: 3, Pieces: 1, Key: key(2)}} // slots rise
+	must(t, pieceformat.WriteCheckpoint(f, pieceformat.Checkpoint{High: 6, Entries: 2}, make([]pieceformat.CheckpointOwner, 1),
+		func(yield func(*pieceformat.CheckpointEntry) bool) {
+			for i := range entries {
+				if !yield(&entries[i]) {
+					return
+				}
+			}
+		}))
+	if got := kinds(r.check(Options{})); !maps.Equal(got, map[string]Kind{name: Meta}) {
+		t.Errorf("found %v, want the checkpoint alone", got)
+	}
+}
+
 // rig is a store on one directory, with files in it.
 type rig struct {
 	testing.TB
