@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/testkit/scheduler"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -64,7 +65,7 @@ func byHand(t *testing.T, history func(s *hands)) {
 	t.Helper()
 	s := &hands{world: newWorld(1), t: t, fails: map[*node]func(string) error{}}
 	s.dirs["/r/p"] = true
-	s.start("test", nil, func(*host) error {
+	s.Start("test", nil, func(*scheduler.Thread) error {
 		s.a, s.b, s.c = s.boot("a"), s.boot("b"), s.boot("c")
 		for s.a.Stats().State != Active {
 			s.round(s.a)
@@ -83,7 +84,7 @@ func byHand(t *testing.T, history func(s *hands)) {
 		history(s)
 		return nil
 	})
-	for s.step() {
+	for s.Step() {
 	}
 	if s.fault != nil {
 		t.Error(s.fault)
@@ -98,7 +99,7 @@ func (s *hands) boot(id string) *node {
 	var err error
 	n.Member, err = New(Config{
 		Dir: "/r", Host: id, Capacity: modelCapacity, Lapse: modelLapse, FS: failingFS{n.fs, s},
-		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return s.now },
+		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return s.Now },
 	}, damagedBackend{n})
 	testenv.NoError(s.t, err)
 	return n
@@ -106,7 +107,7 @@ func (s *hands) boot(id string) *node {
 
 // round lets hosts make a step, one after the other. What a host would grant must be there.
 func (s *hands) round(list ...*node) {
-	s.now += modelPoll
+	s.Now += modelPoll
 	for _, n := range list {
 		_ = n.Step()
 		if t := n.Ticket(); t != 0 && t != n.ticket {
@@ -128,7 +129,7 @@ func (s *hands) rounds(n int, list ...*node) {
 
 // before calls do once, before an operation on a name that ends like this.
 func (s *hands) before(op, suffix string, do func()) {
-	s.check = func(_ *host, is string, names ...string) error {
+	s.check = func(_ *scheduler.Thread, is string, names ...string) error {
 		if is == op && strings.HasSuffix(names[0], suffix) {
 			s.check = nil
 			do()
@@ -365,10 +366,10 @@ func TestLongWorkIsNoSilence(t *testing.T) {
 			s.a.ReportDamaged(Record{Key: modelKey(n), Pieces: 1})
 		}
 		removed := 0
-		s.check = func(_ *host, op string, names ...string) error {
+		s.check = func(_ *scheduler.Thread, op string, names ...string) error {
 			if op == "rename" && strings.HasPrefix(names[0], "/r/p/") && s.b.term == nil {
 				removed++
-				s.now += modelPoll
+				s.Now += modelPoll
 				_ = s.b.Step()
 			}
 			return nil

@@ -9,12 +9,13 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/testkit/scheduler"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
 var (
 	modelSeed  = flag.Uint64("model.seed", 0, "replay the history of this seed only")
-	modelTrace = flag.Int("model.trace", 150, "operations that are shown when it fails")
+	modelTrace = flag.Int("model.Trace", 150, "operations that are shown when it fails")
 	modelSeeds = flag.Uint64("model.seeds", 0, "run so many seeds")
 	modelTime  = flag.Duration("model.time", 0, "continue with fresh seeds for so long")
 )
@@ -49,28 +50,28 @@ func newModel(t *testing.T, seed uint64) *model {
 func (m *model) boot(id string) {
 	m.lives++
 	n := &node{m: m, w: m.world, index: map[kv.Key]*item{}}
-	boot := func(*host) error {
+	boot := func(*scheduler.Thread) error {
 		n.fs = hostFS{n, m.world}
 		unique, origin := uint64(m.lives)<<32, time.Duration(m.lives%3)*400*24*time.Hour // no host's clock is another's
 		var err error
 		n.Member, err = New(Config{
 			Dir: "/r", Host: id, Capacity: modelCapacity, Lapse: modelLapse, LogBytes: 2000, FS: n.fs,
-			Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.now + origin },
+			Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.Now + origin },
 		}, n)
 		if err != nil {
 			return err
 		}
 		for i := range modelClients {
-			n.clients = append(n.clients, m.start(fmt.Sprintf("%s%d", id, i+1), n, n.client))
+			n.clients = append(n.clients, m.Start(fmt.Sprintf("%s%d", id, i+1), n, n.client))
 		}
 		return n.run()
 	}
 	m.nodes = append(m.nodes, n)
-	n.h = m.start(id, n, boot)
+	n.h = m.Start(id, n, boot)
 }
 
 // leases: nobody who is counted on holds a lease on what the evictor removes.
-func (m *model) leases(h *host, op string, names ...string) error {
+func (m *model) leases(h *scheduler.Thread, op string, names ...string) error {
 	if op != "rename" || !strings.HasPrefix(names[0], "/r/p/") || m.files[names[0]] == nil {
 		return nil
 	}
@@ -78,12 +79,12 @@ func (m *model) leases(h *host, op string, names ...string) error {
 		return nil // the evictor was given up
 	}
 	for _, n := range m.nodes {
-		if n.h.ended || n.Member == nil || !n.listed() {
+		if n.h.Ended || n.Member == nil || !n.listed() {
 			continue
 		}
 		for k, i := range n.index {
 			if keyPath(k) == names[0] && i.leases > 0 {
-				return fmt.Errorf("%s removes %s, which %s has leased", h.id, names[0], n.h.id)
+				return fmt.Errorf("%s removes %s, which %s has leased", h.ID, names[0], n.h.ID)
 			}
 		}
 	}
@@ -118,43 +119,43 @@ func (m *model) capacity() error {
 
 // live are the nodes that run.
 func (m *model) live() []*node {
-	return slices.DeleteFunc(slices.Clone(m.nodes), func(n *node) bool { return n.h.ended })
+	return slices.DeleteFunc(slices.Clone(m.nodes), func(n *node) bool { return n.h.Ended })
 }
 
 // misfortune kills, pauses or starts a host now and then. A whole process is paused, or one thread before whatever
 // operation is its next, while the others go on and may join again meanwhile.
 func (m *model) misfortune() {
 	list := m.live()
-	switch r := m.rng.IntN(8000); {
+	switch r := m.Rng.IntN(8000); {
 	case r < 2 && len(list) > 1:
-		n := list[m.rng.IntN(len(list))]
-		m.note(n.h, "KILLED")
+		n := list[m.Rng.IntN(len(list))]
+		m.Note(n.h, "KILLED")
 		m.killed++
 		m.kill(n)
 	case r < 14:
-		n := list[m.rng.IntN(len(list))]
+		n := list[m.Rng.IntN(len(list))]
 		threads := append(slices.Clone(n.clients), n.h)
-		until := m.now + time.Duration(m.rng.Int64N(int64(4*modelLapse)))
+		until := m.Now + time.Duration(m.Rng.Int64N(int64(4*modelLapse)))
 		if r < 8 {
-			m.note(n.h, "PAUSED until %s", until)
+			m.Note(n.h, "PAUSED until %s", until)
 		} else {
-			amid := slices.DeleteFunc(slices.Clone(threads), func(h *host) bool { return h.wake > m.now })
+			amid := slices.DeleteFunc(slices.Clone(threads), func(h *scheduler.Thread) bool { return h.Wake > m.Now })
 			if len(amid) > 0 { // of an operation
 				threads = amid
 			}
-			threads = threads[m.rng.IntN(len(threads)):][:1]
-			m.note(threads[0], "this thread PAUSED until %s", until)
-			if m.rng.IntN(3) > 0 && threads[0] != n.h { // until its host has been given up and, perhaps, has joined again
-				n.h.wake = max(n.h.wake, m.now+modelLapse+time.Duration(m.rng.Int64N(int64(modelLapse/2))))
-				until += n.h.wake - m.now
+			threads = threads[m.Rng.IntN(len(threads)):][:1]
+			m.Note(threads[0], "this thread PAUSED until %s", until)
+			if m.Rng.IntN(3) > 0 && threads[0] != n.h { // until its host has been given up and, perhaps, has joined again
+				n.h.Wake = max(n.h.Wake, m.Now+modelLapse+time.Duration(m.Rng.Int64N(int64(modelLapse/2))))
+				until += n.h.Wake - m.Now
 			}
 		}
 		for _, h := range threads {
-			h.wake = until
+			h.Wake = until
 		}
 	case r < 16 && len(list) < 4:
 		for _, id := range []string{"a", "b", "c", "d"} {
-			if !slices.ContainsFunc(list, func(n *node) bool { return n.h.id == id }) {
+			if !slices.ContainsFunc(list, func(n *node) bool { return n.h.ID == id }) {
 				m.boot(id)
 				break
 			}
@@ -172,21 +173,21 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 	}()
 	fail := func(format string, args ...any) {
 		t.Helper()
-		t.Log(strings.Join(m.trace[max(0, len(m.trace)-*modelTrace):], "\n"))
+		t.Log(strings.Join(m.Trace[max(0, len(m.Trace)-*modelTrace):], "\n"))
 		t.Fatalf("seed %d: "+format, append([]any{seed}, args...)...)
 	}
 	for _, id := range []string{"a", "b", "c"} {
 		m.boot(id)
 	}
 	step := func() {
-		m.step()
+		m.Step()
 		m.steps++
 		if m.fault != nil {
 			fail("%v", m.fault)
 		}
-		for _, h := range m.hosts {
-			if h.err != nil {
-				fail("host %s: %v", h.id, h.err)
+		for _, h := range m.Threads {
+			if h.Err != nil {
+				fail("host %s: %v", h.ID, h.Err)
 			}
 		}
 	}
@@ -202,7 +203,7 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 	}
 	// Calm: what is left must find together.
 	m.quiet, m.faulty = true, false
-	for end := m.now + 12*modelLapse; m.now < end; {
+	for end := m.Now + 12*modelLapse; m.Now < end; {
 		step()
 	}
 	var evictors int
@@ -211,7 +212,7 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 		s := n.Stats()
 		credit += s.Free
 		if s.State != Active || s.Free < s.Want {
-			fail("%s is in state %d, with credit for %d bytes, and wants %d", n.h.id, s.State, s.Free, s.Want)
+			fail("%s is in state %d, with credit for %d bytes, and wants %d", n.h.ID, s.State, s.Free, s.Want)
 		}
 		used := n.Used()
 		for k := range modelKeys {
@@ -222,13 +223,13 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 					used -= i.bytes
 				}
 			} else if (f != nil) != i.grantable() || f != nil && f.size != i.bytes {
-				fail("%s has %+v of %d, on disk: %t", n.h.id, i, k[0], f != nil)
+				fail("%s has %+v of %d, on disk: %t", n.h.ID, i, k[0], f != nil)
 			}
 		}
 		if s.Evictor {
 			evictors, outside = evictors+1, s.Outside
 			if disk := m.disk(); used != disk || len(n.term.peers) != len(m.live()) {
-				fail("the evictor %s reckons with %d bytes and %d hosts, there are %d and %d", n.h.id, used, len(n.term.peers), disk,
+				fail("the evictor %s reckons with %d bytes and %d hosts, there are %d and %d", n.h.ID, used, len(n.term.peers), disk,
 					len(m.live()))
 			}
 		}
@@ -259,7 +260,7 @@ func TestASeedReplays(t *testing.T) {
 		var sums [2]uint64
 		for i := range sums {
 			m, _, _, _ := runModel(t, seed, modelSteps/4, seed%2 == 0)
-			sums[i] = m.sum
+			sums[i] = m.Sum
 		}
 		if sums[0] != sums[1] {
 			t.Errorf("seed %d: two runs differ", seed)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/testkit/scheduler"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -18,8 +19,8 @@ type node struct {
 	touched []uint64 // by others
 	*Member
 	m       *model
-	h       *host // the thread that makes the steps
-	clients []*host
+	h       *scheduler.Thread // the thread that makes the steps
+	clients []*scheduler.Thread
 	w       *world
 	fs      hostFS
 	index   map[kv.Key]*item
@@ -99,7 +100,7 @@ func (n *node) Fenced() { clear(n.index) }
 
 func (n *node) Victims(bytes int64) (list []Victim) {
 	for k := range modelKeys {
-		k := modelKey((k*11 + int(n.w.now/time.Second)) % modelKeys)
+		k := modelKey((k*11 + int(n.w.Now/time.Second)) % modelKeys)
 		if i := n.index[k]; i.grantable() && i.leases == 0 && !i.writing && bytes > 0 {
 			list = append(list, Victim{Key: k, Pieces: 1, Bytes: i.bytes})
 			bytes -= i.bytes
@@ -117,7 +118,7 @@ func (n *node) Used() (sum int64) {
 
 // Paths cannot name a victim now and then, as when its namespace cannot be read.
 func (n *node) Paths(v *Victim) ([]string, error) {
-	if n.w.rng.IntN(50) == 0 {
+	if n.w.Rng.IntN(50) == 0 {
 		return nil, errNameless
 	}
 	return []string{keyPath(v.Key)}, nil
@@ -127,7 +128,7 @@ var errNameless = errors.New("no name")
 
 // Identify finds a file damaged now and then, and one that was emptied always.
 func (n *node) Identify(temp string, info staging.Info) (Record, error) {
-	if n.w.rng.IntN(4) == 0 || info.Size == 0 {
+	if n.w.Rng.IntN(4) == 0 || info.Size == 0 {
 		return Record{}, ErrDamaged
 	}
 	f, err := n.fs.OpenFile(temp, os.O_RDONLY, 0)
@@ -157,7 +158,7 @@ func (n *node) run() error {
 		if t := n.Ticket(); t != 0 && t != n.ticket {
 			n.scan(t)
 		}
-		n.h.sleep(modelPoll)
+		n.h.Sleep(modelPoll)
 	}
 }
 
@@ -200,27 +201,27 @@ func (n *node) see(k kv.Key) {
 }
 
 // client is the life of a thread that stores and loads.
-func (n *node) client(h *host) error {
+func (n *node) client(h *scheduler.Thread) error {
 	for {
 		if n.m.quiet {
 			for k, i := range n.index {
 				i.leases = 0
 				n.prune(k)
 			}
-		} else if err := n.request(modelKey(n.w.rng.IntN(modelKeys))); err != nil {
+		} else if err := n.request(modelKey(n.w.Rng.IntN(modelKeys))); err != nil {
 			return err
 		}
-		h.sleep(time.Duration(n.w.rng.Int64N(int64(modelPoll / 2))))
+		h.Sleep(time.Duration(n.w.Rng.Int64N(int64(modelPoll / 2))))
 	}
 }
 
 func (n *node) request(k kv.Key) error {
 	i := n.index[k]
-	switch n.w.rng.IntN(4) {
+	switch n.w.Rng.IntN(4) {
 	case 0: // a lookup, and a load
 		if n.Fresh() && i.grantable() {
 			i.leases++
-			n.w.note(n.w.at, "lease %d", k[0])
+			n.w.Note(n.w.At, "lease %d", k[0])
 			promised := n.listed()
 			name := n.name
 			info, err := n.fs.Stat(keyPath(k))
@@ -228,7 +229,7 @@ func (n *node) request(k kv.Key) error {
 				n.ReportDamaged(Record{Key: k, Pieces: 1})
 			}
 			if err != nil && promised && n.listed() && n.name == name && n.index[k] == i && i.leases > 0 {
-				return fmt.Errorf("%s holds a lease on %d, and it is gone", n.h.id, k[0])
+				return fmt.Errorf("%s holds a lease on %d, and it is gone", n.h.ID, k[0])
 			}
 		}
 	case 1:
@@ -248,7 +249,7 @@ func (n *node) request(k kv.Key) error {
 func (n *node) listed() bool { return n.w.dirs["/r/.kvhost/shared/hosts/"+n.name] }
 
 func (n *node) put(k kv.Key) error {
-	bytes := int64(1+n.w.rng.IntN(3)) * 4096
+	bytes := int64(1+n.w.Rng.IntN(3)) * 4096
 	credit, ok := n.Take(bytes)
 	if !ok {
 		return nil
@@ -258,7 +259,7 @@ func (n *node) put(k kv.Key) error {
 	i := n.at(k)
 	i.writing = true
 	defer func() { i.writing = false; n.prune(k) }()
-	n.w.at.yield() // the engine takes its time
+	n.w.At.Yield() // the engine takes its time
 	temp, err := n.Temp(base, credit)
 	if err != nil {
 		n.Give(credit)

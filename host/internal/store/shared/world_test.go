@@ -6,36 +6,28 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"math/rand/v2"
 	"path"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/host/internal/testkit/scheduler"
 	"github.com/kvhost/kvhost/staging"
 )
 
-// world is a file system in memory that several hosts share, and the scheduler of the hosts: of all that run, one at a
-// time does one operation on the file system. So a seed is a history, in which a host can sleep or die between any two
-// operations.
+// world is a file system in memory that several hosts share, and the scheduler of the hosts' threads, whose operations are those on it.
 type world struct {
-	rng    *rand.Rand
-	now    time.Duration
+	*scheduler.Scheduler
 	files  map[string]*inode
 	dirs   map[string]bool
 	inos   uint64
-	hosts  []*host
-	at     *host // the one whose turn it is
 	open   map[*memFile]bool
-	faulty bool                                            // operations of steps fail now and then
-	check  func(h *host, op string, names ...string) error // before each operation
+	faulty bool                                                        // operations of steps fail now and then
+	check  func(t *scheduler.Thread, op string, names ...string) error // before each operation
 	after  func() error
 	fault  error // what must hold and did not
-	trace  []string
-	sum    uint64 // of everything that was ever traced
 }
 
 type inode struct {
@@ -47,116 +39,19 @@ type inode struct {
 	mod   time.Duration
 }
 
-// host is a thread of a process in a world.
-type host struct {
-	w     *world
-	id    string
-	proc  any
-	ready chan struct{} // to the scheduler: it waits for its next operation, or has ended
-	turn  chan bool     // to the host: go on, or die
-	wake  time.Duration
-	ended bool
-	dead  bool
-	err   error
-}
-
-type died struct{}
-
 func newWorld(seed uint64) *world {
 	return &world{
-		rng: rand.New(rand.NewPCG(seed, 9)), files: map[string]*inode{}, dirs: map[string]bool{"/r": true}, now: time.Hour,
-		open: map[*memFile]bool{},
+		Scheduler: scheduler.New(seed, 9, time.Millisecond), files: map[string]*inode{}, dirs: map[string]bool{"/r": true}, open: map[*memFile]bool{},
 	}
 }
 
-// start runs a program as a thread of a process.
-func (w *world) start(id string, proc any, program func(h *host) error) *host {
-	h := &host{w: w, id: id, proc: proc, ready: make(chan struct{}), turn: make(chan bool)}
-	w.hosts = append(w.hosts, h)
-	go func() {
-		defer func() {
-			if x := recover(); x != nil {
-				if _, ok := x.(died); !ok {
-					panic(x)
-				}
-			}
-			h.ended = true
-			h.ready <- struct{}{}
-		}()
-		h.yield()
-		h.err = program(h)
-	}()
-	<-h.ready
-	return h
-}
-
-// yield waits for this host's turn.
-func (h *host) yield() {
-	if h.dead {
-		panic(died{})
-	}
-	h.ready <- struct{}{}
-	if !<-h.turn {
-		h.dead = true
-		panic(died{})
-	}
-}
-
-func (h *host) sleep(d time.Duration) {
-	h.wake = h.w.now + d
-	h.yield()
-}
-
-// kill ends a process before the next operation of each of its threads. Its files are closed.
+// kill ends a process. Its files are closed.
 func (w *world) kill(proc any) {
-	for _, h := range w.hosts {
-		if h.proc == proc && !h.ended {
-			w.at = h
-			h.turn <- false
-			<-h.ready
-		}
-	}
+	w.Kill(proc)
 	for f := range w.open {
 		if f.proc == proc {
 			delete(w.open, f)
 		}
-	}
-}
-
-func (w *world) alive() []*host {
-	var list []*host
-	for _, h := range w.hosts {
-		if !h.ended {
-			list = append(list, h)
-		}
-	}
-	return list
-}
-
-// step lets one host do one operation. It is false when there is none.
-func (w *world) step() bool {
-	list := w.alive()
-	if len(list) == 0 {
-		return false
-	}
-	awake := slices.DeleteFunc(slices.Clone(list), func(h *host) bool { return h.wake > w.now })
-	if len(awake) == 0 {
-		w.now = slices.MinFunc(list, func(a, b *host) int { return int(a.wake - b.wake) }).wake
-		return true
-	}
-	h := awake[w.rng.IntN(len(awake))]
-	w.now += time.Duration(w.rng.Int64N(int64(time.Millisecond)))
-	w.at = h
-	h.turn <- true
-	<-h.ready
-	return true
-}
-
-func (w *world) note(h *host, format string, args ...any) {
-	line := fmt.Sprintf("%9.4f %s ", w.now.Seconds(), h.id) + fmt.Sprintf(format, args...)
-	w.trace, w.sum = append(w.trace, line), xxh3.HashStringSeed(line, w.sum)
-	if len(w.trace) > 40_000 {
-		w.trace = w.trace[20_000:]
 	}
 }
 
@@ -167,9 +62,9 @@ type hostFS struct {
 }
 
 func (f hostFS) begin(op string, names ...string) error {
-	h := f.w.at
-	h.yield()
-	f.w.note(h, "%s %s", op, strings.ReplaceAll(strings.Join(names, " "), "/r/.kvhost/shared", ""))
+	h := f.w.At
+	h.Yield()
+	f.w.Note(h, "%s %s", op, strings.ReplaceAll(strings.Join(names, " "), "/r/.kvhost/shared", ""))
 	if f.w.check != nil {
 		if err := f.w.check(h, op, names...); err != nil {
 			f.w.fault = errors.Join(f.w.fault, err)
@@ -191,7 +86,7 @@ func (f hostFS) OpenFile(name string, flag int, _ fs.FileMode) (staging.File, er
 			return nil, pathErr("open", name, fs.ErrNotExist)
 		}
 		f.w.inos++
-		n = &inode{ino: f.w.inos, links: 1, mod: f.w.now}
+		n = &inode{ino: f.w.inos, links: 1, mod: f.w.Now}
 		f.w.files[name] = n
 	} else if flag&0x80 != 0 { // O_EXCL
 		return nil, pathErr("open", name, fs.ErrExist)
@@ -235,7 +130,7 @@ func (f *memFile) WriteAt(p []byte, off int64) (int, error) {
 		f.inode.data = append(f.inode.data, make([]byte, need-len(f.inode.data))...)
 	}
 	copy(f.inode.data[off:], p)
-	f.inode.mod = f.w.now
+	f.inode.mod = f.w.Now
 	return len(p), f.done()
 }
 
@@ -252,7 +147,7 @@ func (f *memFile) written() {
 		return
 	}
 	if f.inode.late++; f.inode.late > 1 {
-		f.w.fault = errors.Join(f.w.fault, fmt.Errorf("%s writes on to %s, which has no name", f.w.at.id, f.name))
+		f.w.fault = errors.Join(f.w.fault, fmt.Errorf("%s writes on to %s, which has no name", f.w.At.ID, f.name))
 	}
 }
 
@@ -285,13 +180,13 @@ func (f hostFS) done() error {
 
 // try does an operation. One of a step may report an error instead, or besides.
 func (f hostFS) try(cause error, do func() error) error {
-	if n, ok := f.proc.(*node); f.w.faulty && ok && f.w.at == n.h {
-		switch f.w.rng.IntN(200) {
+	if n, ok := f.proc.(*node); f.w.faulty && ok && f.w.At == n.h {
+		switch f.w.Rng.IntN(200) {
 		case 0:
-			f.w.note(f.w.at, "FAILS")
+			f.w.Note(f.w.At, "FAILS")
 			return cause
 		case 1:
-			f.w.note(f.w.at, "FAILS afterwards")
+			f.w.Note(f.w.At, "FAILS afterwards")
 			return errors.Join(do(), cause)
 		}
 	}

@@ -11,13 +11,14 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/host/internal/testkit/scheduler"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
 
 var (
 	modelSeed  = flag.Uint64("model.seed", 0, "replay the history of this seed only")
-	modelTrace = flag.Int("model.trace", 150, "requests that are shown when it fails")
+	modelTrace = flag.Int("model.Trace", 150, "requests that are shown when it fails")
 	modelSeeds = flag.Uint64("model.seeds", 0, "run so many seeds")
 )
 
@@ -55,8 +56,8 @@ func newModel(seed uint64) *model {
 // run lets hosts that fare well go on for a while.
 func (m *model) run(t *testing.T, d time.Duration) {
 	t.Helper()
-	for end := m.now + d; m.now < end; {
-		if m.step(); m.fault != nil {
+	for end := m.Now + d; m.Now < end; {
+		if m.Step(); m.fault != nil {
 			t.Fatal(m.fault)
 		}
 	}
@@ -70,20 +71,20 @@ func (m *model) boot(id string) {
 	var err error
 	n.Member, err = New(Config{
 		Objects: m.world, FS: n.fs, Host: id, Capacity: modelCapacity, Lapse: modelLapse, Workers: 1,
-		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.now + origin },
+		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.Now + origin },
 	}, n)
 	if err != nil {
 		panic(err)
 	}
 	m.nodes = append(m.nodes, n)
-	n.steps = m.start(id, n, n.run)
+	n.steps = m.Start(id, n, n.run)
 	for i := range modelClients {
-		n.clients = append(n.clients, m.start(fmt.Sprintf("%s%d", id, i+1), n, n.client))
+		n.clients = append(n.clients, m.Start(fmt.Sprintf("%s%d", id, i+1), n, n.client))
 	}
 }
 
 func (m *model) live() []*node {
-	return slices.DeleteFunc(slices.Clone(m.nodes), func(n *node) bool { return n.steps.ended })
+	return slices.DeleteFunc(slices.Clone(m.nodes), func(n *node) bool { return n.steps.Ended })
 }
 
 // office is the evictor's object.
@@ -95,7 +96,7 @@ func (m *model) officeNow() (o office) {
 }
 
 // holds is what must hold after each request that the server has carried out.
-func (m *model) holds(t *thread, verb, name string) error {
+func (m *model) holds(t *scheduler.Thread, verb, name string) error {
 	switch verb {
 	case "put":
 		if o := m.officeNow(); name == "evictor" && o.Owner != "" {
@@ -131,7 +132,7 @@ func (m *model) holds(t *thread, verb, name string) error {
 		}
 	case "delete": // by the evictor, not by one that was given up
 		o := m.officeNow()
-		if by := t.proc.(*node); o.Owner != by.name || by.term == nil {
+		if by := t.Process.(*node); o.Owner != by.name || by.term == nil {
 			return nil
 		}
 		for _, n := range m.live() {
@@ -140,7 +141,7 @@ func (m *model) holds(t *thread, verb, name string) error {
 			}
 			for k, i := range n.index {
 				if keyPath(k) == name && i.leases > 0 {
-					return fmt.Errorf("%s removes %s, which %s has leased", t.name, name, n.name)
+					return fmt.Errorf("%s removes %s, which %s has leased", t.ID, name, n.name)
 				}
 			}
 		}
@@ -152,22 +153,22 @@ func (m *model) holds(t *thread, verb, name string) error {
 // next, while the others go on and may join again.
 func (m *model) misfortune() {
 	list := m.live()
-	switch r := m.rng.IntN(12_000); {
+	switch r := m.Rng.IntN(12_000); {
 	case r < 2 && len(list) > 1:
-		n := list[m.rng.IntN(len(list))]
+		n := list[m.Rng.IntN(len(list))]
 		m.note("KILLS %s", n.name)
 		m.killed++
-		m.kill(n)
+		m.Kill(n)
 	case r < 14:
-		n := list[m.rng.IntN(len(list))]
+		n := list[m.Rng.IntN(len(list))]
 		threads := append(slices.Clone(n.clients), n.steps)
-		until := m.now + time.Duration(m.rng.Int64N(int64(6*modelLapse)))
+		until := m.Now + time.Duration(m.Rng.Int64N(int64(6*modelLapse)))
 		if r >= 8 {
-			threads = threads[m.rng.IntN(len(threads)):][:1]
+			threads = threads[m.Rng.IntN(len(threads)):][:1]
 		}
 		m.note("PAUSES %d threads of %s until %s", len(threads), n.name, until)
 		for _, t := range threads {
-			t.wake = until
+			t.Wake = until
 		}
 	case r < 17 && len(list) < 4:
 		for _, id := range []string{"a", "b", "c", "d"} {
@@ -186,16 +187,16 @@ func runModel(t *testing.T, seed uint64, faulty bool) (m *model, f figures) {
 	m.faulty = faulty
 	defer func() {
 		for _, n := range m.live() {
-			m.kill(n)
+			m.Kill(n)
 		}
 	}()
 	fail := func(format string, args ...any) {
 		t.Helper()
-		t.Log(strings.Join(m.trace[max(0, len(m.trace)-*modelTrace):], "\n"))
+		t.Log(strings.Join(m.Trace[max(0, len(m.Trace)-*modelTrace):], "\n"))
 		t.Fatalf("seed %d: "+format, append([]any{seed}, args...)...)
 	}
 	step := func() {
-		m.step()
+		m.Step()
 		if m.fault != nil {
 			fail("%v", m.fault)
 		}
@@ -210,7 +211,7 @@ func runModel(t *testing.T, seed uint64, faulty bool) (m *model, f figures) {
 	}
 	// Calm: what is left must find together, and an audit must find what came late.
 	m.quiet, m.faulty = true, false
-	for end := m.now + auditEvery + 12*modelLapse; m.now < end; {
+	for end := m.Now + auditEvery + 12*modelLapse; m.Now < end; {
 		step()
 	}
 	var evictors int
@@ -291,8 +292,8 @@ func TestTheServerIsAway(t *testing.T) {
 	for seed := range uint64(8) {
 		m := newModel(seed)
 		m.run(t, 6*modelLapse)
-		for last := ""; !strings.Contains(last, "put evictor: <nil>"); last = m.trace[len(m.trace)-1] { // it has seen all heartbeats
-			m.step()
+		for last := ""; !strings.Contains(last, "put evictor: <nil>"); last = m.Trace[len(m.Trace)-1] { // it has seen all heartbeats
+			m.Step()
 		}
 		names := m.names(shared.Dir + "/hosts")
 		m.away = true
@@ -313,7 +314,7 @@ func TestTheServerIsAway(t *testing.T) {
 			t.Errorf("seed %d: members %v, were %v; want the same three", seed, now, names)
 		}
 		for _, n := range m.nodes {
-			m.kill(n)
+			m.Kill(n)
 		}
 	}
 }
@@ -335,7 +336,7 @@ func TestTheEvictorsObjectIsRemoved(t *testing.T) {
 		if s := n.Stats(); s.State != shared.Active || s.Granted == 0 {
 			t.Errorf("%s: %+v, want active, with credit", n.name, s)
 		}
-		m.kill(n)
+		m.Kill(n)
 	}
 }
 
@@ -385,7 +386,7 @@ func TestDamagedObjects(t *testing.T) {
 			}
 			for _, n := range m.live() {
 				if c.what == "a batch" && n.term != nil || c.what != "a batch" && n.cfg.Host == "a" {
-					m.kill(n)
+					m.Kill(n)
 					break
 				}
 			}
@@ -397,7 +398,7 @@ func TestDamagedObjects(t *testing.T) {
 				if n.term != nil && !n.term.cleaned {
 					t.Errorf("%s does not come to an end with what others have left", n.name)
 				}
-				m.kill(n)
+				m.Kill(n)
 			}
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/host/internal/testkit/scheduler"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -17,8 +18,8 @@ type node struct {
 	m       *model
 	w       *world
 	fs      pieces
-	steps   *thread
-	clients []*thread
+	steps   *scheduler.Thread
+	clients []*scheduler.Thread
 	index   map[kv.Key]*item
 	ticket  uint64
 	audited uint64
@@ -97,7 +98,7 @@ func (n *node) Fenced() { clear(n.index) }
 
 func (n *node) Victims(bytes int64) (list []shared.Victim) {
 	for k := range modelKeys {
-		k := modelKey((k*11 + int(n.w.now/time.Second)) % modelKeys)
+		k := modelKey((k*11 + int(n.w.Now/time.Second)) % modelKeys)
 		if i := n.index[k]; i.grantable() && i.leases == 0 && !i.writing && bytes > 0 {
 			list = append(list, shared.Victim{Key: k, Pieces: 1, Bytes: i.bytes})
 			bytes -= i.bytes
@@ -117,7 +118,7 @@ var errNameless = errors.New("no name")
 
 // Paths cannot name a victim now and then, as when its namespace cannot be read.
 func (n *node) Paths(v *shared.Victim) ([]string, error) {
-	if n.w.rng.IntN(50) == 0 {
+	if n.w.Rng.IntN(50) == 0 {
 		return nil, errNameless
 	}
 	return []string{keyPath(v.Key)}, nil
@@ -131,7 +132,7 @@ func (n *node) Identify(name string, _ staging.Info) (r shared.Record, err error
 }
 
 // run is the life of the thread that makes the steps.
-func (n *node) run(t *thread) {
+func (n *node) run(t *scheduler.Thread) error {
 	for {
 		_ = n.Step()
 		if ticket := n.Ticket(); ticket != 0 && ticket != n.ticket {
@@ -141,7 +142,7 @@ func (n *node) run(t *thread) {
 			n.audited = a
 			n.list(a)
 		}
-		t.sleep(modelPoll)
+		t.Sleep(modelPoll)
 	}
 }
 
@@ -208,7 +209,7 @@ func (n *node) list(ticket uint64) {
 }
 
 // client is the life of a thread that stores and loads.
-func (n *node) client(t *thread) {
+func (n *node) client(t *scheduler.Thread) error {
 	for {
 		if n.m.quiet {
 			for k, i := range n.index {
@@ -216,15 +217,15 @@ func (n *node) client(t *thread) {
 				n.prune(k)
 			}
 		} else {
-			n.request(modelKey(n.w.rng.IntN(modelKeys)))
+			n.request(modelKey(n.w.Rng.IntN(modelKeys)))
 		}
-		t.sleep(time.Duration(n.w.rng.Int64N(int64(modelPoll / 2))))
+		t.Sleep(time.Duration(n.w.Rng.Int64N(int64(modelPoll / 2))))
 	}
 }
 
 func (n *node) request(k kv.Key) {
 	i := n.index[k]
-	switch n.w.rng.IntN(4) {
+	switch n.w.Rng.IntN(4) {
 	case 0: // a lookup
 		if n.Fresh() && i.grantable() {
 			i.leases++
@@ -243,7 +244,7 @@ func (n *node) request(k kv.Key) {
 }
 
 func (n *node) put(k kv.Key) {
-	bytes := int64(1+n.w.rng.IntN(3)) * 4096
+	bytes := int64(1+n.w.Rng.IntN(3)) * 4096
 	credit, ok := n.Take(bytes)
 	if !ok {
 		return
@@ -252,7 +253,7 @@ func (n *node) put(k kv.Key) {
 	i := n.item(k)
 	i.writing = true
 	defer func() { i.writing = false; n.prune(k) }()
-	n.w.at.yield() // the engine takes its time
+	n.w.At.Yield() // the engine takes its time
 	temp, err := n.Temp(fmt.Sprintf("p/.%d.%d", k[0], n.seq), credit)
 	if err != nil {
 		n.Give(credit)

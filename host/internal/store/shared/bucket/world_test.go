@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"path"
 	"slices"
 	"strings"
@@ -13,25 +12,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/host/internal/testkit/scheduler"
 	"github.com/kvhost/kvhost/staging"
 )
 
-// world is a bucket in memory, and the scheduler of the hosts that use it: of all threads that run, one at a time makes the half of one
-// request, to where the server acts or to where the answer comes. So a seed is a history, in which a host can sleep or die between any
-// two of these.
+// world is a bucket in memory, and the scheduler of the hosts' threads. An operation is the half of a request, to where the server acts or to
+// where the answer comes.
 type world struct {
-	rng     *rand.Rand
-	now     time.Duration
+	*scheduler.Scheduler
 	objects map[string]*object
 	version int
-	threads []*thread
-	at      *thread // the one whose turn it is
-	faulty  bool    // requests fail now and then, before the server acts or after it
-	away    bool    // all fail
+	faulty  bool // requests fail now and then, before the server acts or after it
+	away    bool // all fail
 	acts    int64
-	trace   []string
 	fault   error // what must hold and did not
-	after   func(t *thread, verb, name string) error
+	after   func(t *scheduler.Thread, verb, name string) error
 }
 
 type object struct {
@@ -42,106 +37,21 @@ type object struct {
 	late    bool   // stored by a request that was under way for longer than the protocol waits
 }
 
-// thread is one of a process in a world.
-type thread struct {
-	w     *world
-	name  string
-	proc  any
-	ready chan struct{} // to the scheduler: it waits for its next turn, or has ended
-	turn  chan bool     // to the thread: go on, or die
-	wake  time.Duration
-	ended bool
-	dead  bool
-}
-
-type died struct{}
-
 func newWorld(seed uint64) *world {
-	return &world{rng: rand.New(rand.NewPCG(seed, 37)), now: time.Hour, objects: map[string]*object{}}
+	return &world{Scheduler: scheduler.New(seed, 37, 2*time.Millisecond), objects: map[string]*object{}}
 }
 
-func (w *world) start(name string, proc any, program func(t *thread)) *thread {
-	t := &thread{w: w, name: name, proc: proc, ready: make(chan struct{}), turn: make(chan bool)}
-	w.threads = append(w.threads, t)
-	go func() {
-		defer func() {
-			if x := recover(); x != nil {
-				if _, ok := x.(died); !ok {
-					panic(x)
-				}
-			}
-			t.ended = true
-			t.ready <- struct{}{}
-		}()
-		t.yield()
-		program(t)
-	}()
-	<-t.ready
-	return t
-}
-
-func (t *thread) yield() {
-	if t.dead {
-		panic(died{})
-	}
-	t.ready <- struct{}{}
-	if !<-t.turn {
-		t.dead = true
-		panic(died{})
-	}
-}
-
-func (t *thread) sleep(d time.Duration) {
-	t.wake = t.w.now + d
-	t.yield()
-}
-
-// kill ends a process, amid a request or not.
-func (w *world) kill(proc any) {
-	for _, t := range w.threads {
-		if t.proc == proc && !t.ended {
-			w.at = t
-			t.turn <- false
-			<-t.ready
-		}
-	}
-	w.threads = slices.DeleteFunc(w.threads, func(t *thread) bool { return t.ended })
-}
-
-func (w *world) step() {
-	var awake []*thread
-	for _, t := range w.threads {
-		if t.wake <= w.now {
-			awake = append(awake, t)
-		}
-	}
-	if len(awake) == 0 {
-		w.now = slices.MinFunc(w.threads, func(a, b *thread) int { return int(a.wake - b.wake) }).wake
-		return
-	}
-	t := awake[w.rng.IntN(len(awake))]
-	w.now += time.Duration(w.rng.Int64N(int64(2 * time.Millisecond)))
-	w.at = t
-	t.turn <- true
-	<-t.ready
-}
-
-func (w *world) note(format string, args ...any) {
-	w.trace = append(w.trace, fmt.Sprintf("%10.4f %s ", w.now.Seconds(), w.at.name)+fmt.Sprintf(format, args...))
-	if len(w.trace) > 40_000 {
-		w.trace = w.trace[20_000:]
-	}
-}
+func (w *world) note(format string, args ...any) { w.Note(w.At, format, args...) }
 
 var errNoAnswer = errors.New("no answer")
 
 // request makes a request, which act carries out at the server.
 func (w *world) request(verb, name string, act func() error) error {
-	t := w.at
-	t.yield()
+	t := w.At
+	t.Yield()
 	fault := 9
 	if w.faulty {
-		fault = w.rng.IntN(100)
+		fault = w.Rng.IntN(100)
 	}
 	if fault == 0 || w.away {
 		w.note("%s %s FAILS", verb, name)
@@ -153,7 +63,7 @@ func (w *world) request(verb, name string, act func() error) error {
 	if w.after != nil && err == nil {
 		w.fault = errors.Join(w.fault, w.after(t, verb, name))
 	}
-	t.yield()
+	t.Yield()
 	if fault == 1 {
 		w.note("%s %s HAS NO ANSWER", verb, name)
 		return errNoAnswer
@@ -259,12 +169,12 @@ func (p pieces) RenameNoReplace(temp, target string) error {
 	if !p.n.Fresh() {
 		return unix.EAGAIN
 	}
-	w, info, began := p.n.w, p.temps[temp], p.n.w.now
+	w, info, began := p.n.w, p.temps[temp], p.n.w.Now
 	err := w.request("store", target, func() error {
 		if w.objects[target] != nil {
 			return fs.ErrExist
 		}
-		w.set(target, &object{bytes: info.Allocated, id: info.Ino, late: w.now-began > 2*modelLapse})
+		w.set(target, &object{bytes: info.Allocated, id: info.Ino, late: w.Now-began > 2*modelLapse})
 		return nil
 	})
 	if err == nil {
