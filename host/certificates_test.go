@@ -1,23 +1,16 @@
 package host_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
-	"encoding/pem"
-	"errors"
-	"math/big"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/doctor"
+	"github.com/kvhost/kvhost/host/internal/testkit/certificates"
 )
 
 // A certificate that is not valid, or not for long, is found by check. A start takes it: the file may be renewed at any time.
@@ -36,16 +29,7 @@ func TestCertificatesThatEnd(t *testing.T) {
 		cfg := configuration(t)
 		dir := filepath.Dir(cfg.Socket)
 		cfg.HTTP.Listen, cfg.HTTP.TLSCert, cfg.HTTP.TLSKey = "127.0.0.1:0", filepath.Join(dir, "cert"), filepath.Join(dir, "key")
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		testenv.OK(t, err)
-		x := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: c.from, NotAfter: c.until}
-		der, err := x509.CreateCertificate(rand.Reader, x, x, &key.PublicKey, key)
-		testenv.OK(t, err)
-		raw, err := x509.MarshalPKCS8PrivateKey(key)
-		testenv.OK(t, err)
-		testenv.OK(t, errors.Join(
-			os.WriteFile(cfg.HTTP.TLSCert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600),
-			os.WriteFile(cfg.HTTP.TLSKey, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}), 0o600)))
+		certificates.New(t).Pair(t, cfg.HTTP.TLSCert, cfg.HTTP.TLSKey, "127.0.0.1", x509.Certificate{NotBefore: c.from, NotAfter: c.until})
 		found := host.Check(t.Context(), host.Config{Config: cfg})
 		i := slices.IndexFunc(found.Findings, func(f doctor.Finding) bool { return f.About == "http.tls_cert" })
 		switch {

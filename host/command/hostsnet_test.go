@@ -1,13 +1,8 @@
 package command
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"os"
 	"os/exec"
@@ -15,10 +10,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/testkit/certificates"
 )
 
 // cluster is hosts that lend each other, each a process. Apart, each has a network namespace, an address on a bridge between them, and a
@@ -29,8 +24,6 @@ type cluster struct {
 	capacity int64 // of each
 	dir      string
 	members  []*member
-	signer   *x509.Certificate
-	key      *ecdsa.PrivateKey
 }
 
 // hostsAreApart says whether hosts get network namespaces.
@@ -65,16 +58,19 @@ func (c *cluster) command(args ...string) {
 func newCluster(t *testing.T, n int, capacity int64, apart bool) *cluster {
 	t.Helper()
 	c := &cluster{T: t, apart: apart, capacity: capacity, dir: testenv.Dir(t)}
+	var signer *certificates.Authority
 	if apart {
 		c.spaces(n)
-		c.certify()
+		signer = certificates.New(t)
+		write(t, c.dir, "ca", string(signer.PEM))
 	}
 	for i := range n {
 		m := &member{dir: filepath.Join(c.dir, fmt.Sprint(i))}
 		testenv.OK(t, os.Mkdir(m.dir, 0o700))
 		if apart {
-			m.space, m.addr = c.space(i), fmt.Sprintf("10.99.0.%d:9477", i+1)
-			c.certificate(m)
+			address := fmt.Sprintf("10.99.0.%d", i+1)
+			m.space, m.addr = c.space(i), address+":9477"
+			signer.Pair(t, filepath.Join(m.dir, "cert"), filepath.Join(m.dir, "key"), address, x509.Certificate{})
 		} else {
 			free, err := net.Listen("tcp", "127.0.0.1:0")
 			testenv.OK(t, err)
@@ -170,50 +166,6 @@ func (c *cluster) space(i int) string { return fmt.Sprintf("kvhost-%d-%d", os.Ge
 func (c *cluster) link(i int, state string) {
 	c.Helper()
 	c.command("ip", "-n", c.space(-1), "link", "set", fmt.Sprintf("h%d", i), state)
-}
-
-// certify makes the authority.
-func (c *cluster) certify() {
-	c.Helper()
-	c.signer = &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
-	var der []byte
-	c.key, der = c.sign(c.signer)
-	var err error
-	c.signer, err = x509.ParseCertificate(der)
-	testenv.OK(c.T, err)
-	c.pem("ca", "CERTIFICATE", der)
-}
-
-func (c *cluster) certificate(m *member) {
-	c.Helper()
-	host, _, err := net.SplitHostPort(m.addr)
-	testenv.OK(c.T, err)
-	key, der := c.sign(&x509.Certificate{IPAddresses: []net.IP{net.ParseIP(host)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
-	raw, err := x509.MarshalPKCS8PrivateKey(key)
-	testenv.OK(c.T, err)
-	c.pem(filepath.Join(filepath.Base(m.dir), "cert"), "CERTIFICATE", der)
-	c.pem(filepath.Join(filepath.Base(m.dir), "key"), "PRIVATE KEY", raw)
-}
-
-// sign signs a certificate for a new key by the authority, or by itself if there is none yet.
-func (c *cluster) sign(of *x509.Certificate) (*ecdsa.PrivateKey, []byte) {
-	c.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	testenv.OK(c.T, err)
-	of.SerialNumber, of.NotBefore, of.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
-	by := c.key
-	if by == nil {
-		by = key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, of, c.signer, &key.PublicKey, by)
-	testenv.OK(c.T, err)
-	return key, der
-}
-
-func (c *cluster) pem(name, kind string, der []byte) {
-	c.Helper()
-	write(c.T, c.dir, name, string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})))
 }
 
 // signal stops a member's process, or lets it go on.

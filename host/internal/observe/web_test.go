@@ -2,13 +2,9 @@ package observe
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +24,7 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/testkit/certificates"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -194,17 +191,8 @@ func TestTokenIsRenewed(t *testing.T) {
 // pair writes a certificate for 127.0.0.1 with this serial number.
 func pair(t *testing.T, dir string, serial int64) (cert, key string) {
 	t.Helper()
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	testenv.OK(t, err)
-	c := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{{127, 0, 0, 1}}}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, &k.PublicKey, k)
-	testenv.OK(t, err)
-	raw, err := x509.MarshalPKCS8PrivateKey(k)
-	testenv.OK(t, err)
 	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	for name, b := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: raw}} {
-		testenv.OK(t, os.WriteFile(name, pem.EncodeToMemory(b), 0o600))
-	}
+	certificates.New(t).Pair(t, cert, key, "127.0.0.1", x509.Certificate{SerialNumber: big.NewInt(serial)})
 	return cert, key
 }
 

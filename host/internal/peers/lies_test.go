@@ -32,6 +32,7 @@ func TestLiesOfALease(t *testing.T) {
 		"all numbers":              func(m *proto.LeaseResponse) { m.Entries[0].Bytes[0] = math.MaxUint64 - pageBytes + 1 },
 		"another key":              func(m *proto.LeaseResponse) { m.Entries[0].Index = 7 },
 		"a key twice":              func(m *proto.LeaseResponse) { m.Entries[1].Index = 0 },
+		"no piece":                 func(m *proto.LeaseResponse) { m.Entries[0].Bytes = nil },
 		"two pieces for one":       func(m *proto.LeaseResponse) { m.Entries[0].Bytes = append(m.Entries[0].Bytes, pieceBytes) },
 		"no time":                  func(m *proto.LeaseResponse) { m.Time = nil },
 		"a time that is over":      func(m *proto.LeaseResponse) { m.Time = durationpb.New(-time.Hour) },

@@ -107,9 +107,7 @@ func TestNoOffers(t *testing.T) {
 		if demotes {
 			continue
 		}
-		digest, k := space().Digest(), key(1)
-		m, err := service{lending: r.peers.lending}.Offer(t.Context(), &proto.OfferRequest{Host: bytes.Repeat([]byte{7}, 16), NamespaceDigest: digest[:],
-			Key: k[:], Ranks: 1, Lease: 1, Bytes: []uint64{pieceBytes}})
+		m, err := r.offered(t.Context())
 		if err != nil || m.GetTaken() || r.peers.Lent().Declined != 1 {
 			t.Errorf("%v, %v of a host that takes no offers, want it declined", m, err)
 		}
@@ -127,6 +125,16 @@ func newTaker(t *testing.T, f *fake, demotes bool) *rig {
 	return r
 }
 
+// offered is what comes of an offer in the fake's name.
+func (r *rig) offered(ctx context.Context, change ...func(*proto.OfferRequest)) (*proto.OfferResponse, error) {
+	digest, k := space().Digest(), key(1)
+	q := &proto.OfferRequest{Host: bytes.Repeat([]byte{7}, 16), NamespaceDigest: digest[:], Key: k[:], Ranks: 1, Lease: 1, Bytes: []uint64{pieceBytes}}
+	for _, c := range change {
+		c(q)
+	}
+	return service{lending: r.peers.lending}.Offer(ctx, q)
+}
+
 // byPeer is the context of a call from where the fake answers.
 func byPeer(t *testing.T) context.Context {
 	return grpcpeer.NewContext(t.Context(), &grpcpeer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}})
@@ -140,12 +148,9 @@ func TestHostileOffers(t *testing.T) {
 	f := &fake{fetch: fetched, lease: lend(pieceBytes)}
 	r := newTaker(t, f, true)
 	p := r.peers
-	x, s := p.all()[0], service{lending: p.lending}
-	digest, k := space().Digest(), key(1)
+	x := p.all()[0]
 	offer := func(change func(*proto.OfferRequest)) (bool, codes.Code) {
-		q := &proto.OfferRequest{Host: bytes.Repeat([]byte{7}, 16), NamespaceDigest: digest[:], Key: k[:], Ranks: 1, Lease: 1, Bytes: []uint64{pieceBytes}}
-		change(q)
-		m, err := s.Offer(byPeer(t), q)
+		m, err := r.offered(byPeer(t), change)
 		return m.GetTaken(), status.Code(err)
 	}
 	for name, change := range map[string]func(*proto.OfferRequest){
@@ -166,7 +171,7 @@ func TestHostileOffers(t *testing.T) {
 	}
 	for name, change := range map[string]func(*proto.OfferRequest){
 		"of a host that is not there": func(q *proto.OfferRequest) { q.Host[0]++ },
-		"of an unknown namespace":     func(q *proto.OfferRequest) { q.NamespaceDigest = make([]byte, len(digest)) },
+		"of an unknown namespace":     func(q *proto.OfferRequest) { q.NamespaceDigest = make([]byte, len(q.NamespaceDigest)) },
 		"of an unknown group":         func(q *proto.OfferRequest) { q.Group = 9 },
 	} {
 		if took, code := offer(change); took || code != codes.OK {
@@ -177,13 +182,13 @@ func TestHostileOffers(t *testing.T) {
 		t.Errorf("%d pieces blamed before one with wrong bytes was fetched, want none", n)
 	}
 	for range mostTakes {
-		s.takes <- struct{}{}
+		p.lending.takes <- struct{}{}
 	}
 	if took, code := offer(func(*proto.OfferRequest) {}); took || code != codes.ResourceExhausted {
 		t.Errorf("an offer beyond those that are taken at once: taken %v, %s, want it refused", took, code)
 	}
 	for range mostTakes {
-		<-s.takes
+		<-p.lending.takes
 	}
 	if took, _ := offer(func(*proto.OfferRequest) {}); took || x.count.blamed.Load() != 1 || !x.is(Alone) {
 		t.Errorf("an offer with wrong bytes: taken %v, %d pieces blamed, the peer is %s, want it blamed and left alone", took, x.count.blamed.Load(),
@@ -207,10 +212,8 @@ func TestOfferEnds(t *testing.T) {
 	p := r.peers
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan bool)
-	digest, k := space().Digest(), key(1)
 	go func() {
-		m, _ := service{lending: p.lending}.Offer(ctx, &proto.OfferRequest{Host: bytes.Repeat([]byte{7}, 16), NamespaceDigest: digest[:], Key: k[:],
-			Ranks: 1, Lease: 1, Bytes: []uint64{pieceBytes}})
+		m, _ := r.offered(ctx)
 		over <- m.GetTaken()
 	}()
 	<-begun
@@ -255,11 +258,10 @@ func TestForgedOffers(t *testing.T) {
 		return st.Send(&proto.FetchResponse{Data: make([]byte, pieceBytes)})
 	}}
 	r := newTaker(t, f, true)
-	x, digest, k := r.peers.all()[0], space().Digest(), key(1)
+	x := r.peers.all()[0]
 	for range 2 {
 		for range mostFailures {
-			m, err := service{lending: r.peers.lending}.Offer(calledBy(t, 9), &proto.OfferRequest{Host: bytes.Repeat([]byte{7}, 16), NamespaceDigest: digest[:],
-				Key: k[:], Ranks: 1, Lease: 1, Bytes: []uint64{pieceBytes}})
+			m, err := r.offered(calledBy(t, 9))
 			testenv.OK(t, err)
 			if m.GetTaken() || !x.is(Here) || x.count.blamed.Load() != 0 || x.count.failures.Load() != 0 {
 				t.Errorf("taken %v, %+v, want it declined and the peer asked as before", m.GetTaken(), r.peers.Stats()[0])
@@ -277,11 +279,8 @@ func TestSlowTaker(t *testing.T) {
 		<-end
 		return status.Error(codes.Unavailable, "")
 	}}, true)
-	digest := space().Digest()
 	offer := func(n byte) (*proto.OfferResponse, error) {
-		k := key(n)
-		return service{lending: r.peers.lending}.Offer(byPeer(t), &proto.OfferRequest{Host: bytes.Repeat([]byte{7}, 16), NamespaceDigest: digest[:],
-			Key: k[:], Ranks: 1, Lease: 1, Bytes: []uint64{pieceBytes}})
+		return r.offered(byPeer(t), func(q *proto.OfferRequest) { k := key(n); q.Key = k[:] })
 	}
 	var others sync.WaitGroup
 	for n := range byte(2) { // as many as are copied at once

@@ -4,17 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"log/slog"
 	"maps"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -35,6 +29,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/testkit/certificates"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -309,22 +304,6 @@ func TestLoansAreRenewed(t *testing.T) {
 	}
 }
 
-// TestBusyLender: what a peer does not lend at present is asked for again.
-func TestBusyLender(t *testing.T) {
-	f := &fake{lease: func(*proto.LeaseRequest) (*proto.LeaseResponse, error) { return &proto.LeaseResponse{Busy: true}, nil }}
-	r := newRig(t, f, 1)
-	for range 2 {
-		r.look(key(1))
-	}
-	if s := r.peers.Stats()[0]; s.Asks != 2 || s.Struck != 0 || s.Failures != 0 {
-		t.Errorf("%d asks, %d promises struck out, %d failures, want 2, 0 and 0", s.Asks, s.Struck, s.Failures)
-	}
-	f.lease = lend(pieceBytes)
-	if n := r.look(key(1)); n != 1 {
-		t.Errorf("%d hits when the peer lends again, want 1", n)
-	}
-}
-
 // TestReadsBound: more than this host may read from others is not promised, and what was promised waits, and fails without a fault of the peer.
 func TestReadsBound(t *testing.T) {
 	f := &fake{lease: lend(pieceBytes), fetch: func(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
@@ -454,40 +433,8 @@ func TestSlowPeer(t *testing.T) {
 	})
 }
 
-// TestHostilePeers: whatever a peer answers, it costs what it lends: no read returns bytes that were not sent, or more than were asked for.
+// TestHostilePeers: whatever a peer sends, no read returns bytes that were not sent, or more than were asked for.
 func TestHostilePeers(t *testing.T) {
-	for name, lease := range map[string]func(q *proto.LeaseRequest, m *proto.LeaseResponse){
-		"an entry beyond":   func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Entries[0].Index = 99 },
-		"an entry twice":    func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Entries = append(m.Entries, m.Entries[0]) },
-		"no piece":          func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Entries[0].Bytes = nil },
-		"an odd size":       func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Entries[0].Bytes[0] = 4097 },
-		"an immense size":   func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Entries[0].Bytes[0] = 1 << 63 },
-		"a negative lease":  func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Time = durationpb.New(-time.Hour) },
-		"a lease for years": func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Time = &durationpb.Duration{Seconds: 1 << 60} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := &fake{lease: func(q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
-				m, err := lend(pieceBytes)(q)
-				lease(q, m)
-				return m, err
-			}}
-			r := newRig(t, f, 1)
-			n := r.look(key(1))
-			if valid := strings.HasSuffix(name, "lease") || strings.HasSuffix(name, "years"); n != 0 && !valid {
-				t.Errorf("%d hits, want none", n)
-			}
-			r.await("what it lent is given back within the longest lease", func() bool {
-				r.peer.mu.Lock()
-				defer r.peer.mu.Unlock()
-				for _, l := range r.peer.loans {
-					if time.Until(l.ends) > longestLease {
-						return false
-					}
-				}
-				return true
-			})
-		})
-	}
 	send := func(data ...int) func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error {
 		return func(_ *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
 			for _, n := range data {
@@ -550,63 +497,22 @@ func TestHostilePeers(t *testing.T) {
 	}
 }
 
-// authority signs certificates for tests.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pem  []byte
-}
-
-func newAuthority(t *testing.T) *authority {
+// filesOf are a certificate for a name, its key, and the authority that its holder believes.
+func filesOf(t *testing.T, by *certificates.Authority, name string, believes *certificates.Authority) (cert, key, ca string) {
 	t.Helper()
-	a := &authority{}
-	a.cert, a.key, a.pem = certify(t, nil, &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign})
-	return a
-}
-
-func certify(t *testing.T, by *authority, c *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey, []byte) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	testenv.OK(t, err)
-	c.SerialNumber, c.Subject, c.NotBefore, c.NotAfter = big.NewInt(time.Now().UnixNano()), pkix.Name{CommonName: "test"}, time.Now().Add(-time.Hour),
-		time.Now().Add(time.Hour)
-	parent, signer := c, key
-	if by != nil {
-		parent, signer = by.cert, by.key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer)
-	testenv.OK(t, err)
-	cert, err := x509.ParseCertificate(der)
-	testenv.OK(t, err)
-	return cert, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-}
-
-// files are a certificate for a name, its key, and the authority that its holder believes.
-func (a *authority) files(t *testing.T, name string, believes *authority) (cert, key, ca string) {
-	t.Helper()
-	c := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
-	if ip := net.ParseIP(name); ip != nil {
-		c.IPAddresses = []net.IP{ip}
-	} else {
-		c.DNSNames = []string{name}
-	}
-	_, k, certPEM := certify(t, a, c)
-	der, err := x509.MarshalECPrivateKey(k)
-	testenv.OK(t, err)
 	dir := t.TempDir()
-	write := func(base string, b []byte) string {
-		testenv.OK(t, os.WriteFile(filepath.Join(dir, base), b, 0o600))
-		return filepath.Join(dir, base)
-	}
-	return write("cert", certPEM), write("key", pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})), write("ca", believes.pem)
+	cert, key, ca = filepath.Join(dir, "cert"), filepath.Join(dir, "key"), filepath.Join(dir, "ca")
+	by.Pair(t, cert, key, name, x509.Certificate{})
+	testenv.OK(t, os.WriteFile(ca, believes.PEM, 0o600))
+	return cert, key, ca
 }
 
 // TestIdentities: hosts speak only to hosts with a certificate of their authority, for the name that the configuration has.
 func TestIdentities(t *testing.T) {
-	ours, other := newAuthority(t), newAuthority(t)
+	ours, other := certificates.New(t), certificates.New(t)
 	for name, c := range map[string]struct {
-		by, believes *authority // of who calls
-		server       string     // the name in the certificate of who is called
+		by, believes *certificates.Authority // of who calls
+		server       string                  // the name in the certificate of who is called
 		plain        bool
 		want         bool
 	}{
@@ -618,7 +524,7 @@ func TestIdentities(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := Config{Listen: "127.0.0.1:0"}
-			a.Cert, a.Key, a.CA = ours.files(t, c.server, ours)
+			a.Cert, a.Key, a.CA = filesOf(t, ours, c.server, ours)
 			lends, err := New(a)
 			testenv.OK(t, err)
 			s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, lends.Root(1)}})
@@ -627,7 +533,7 @@ func TestIdentities(t *testing.T) {
 			t.Cleanup(func() { testenv.NoError(t, errors.Join(lends.Close(), s.Close(), lends.CloseFiles())) })
 			b := Config{Hosts: []string{lends.Addr()}}
 			if !c.plain {
-				b.Cert, b.Key, b.CA = c.by.files(t, "127.0.0.1", c.believes)
+				b.Cert, b.Key, b.CA = filesOf(t, c.by, "127.0.0.1", c.believes)
 			}
 			calls, err := New(b)
 			testenv.OK(t, err)
@@ -641,8 +547,8 @@ func TestIdentities(t *testing.T) {
 
 // TestTrustIsOfAName: a certificate that a host has shown as a client is not one for the name of another host.
 func TestTrustIsOfAName(t *testing.T) {
-	a := newAuthority(t)
-	cert, key, ca := a.files(t, "one.example.org", a)
+	a := certificates.New(t)
+	cert, key, ca := filesOf(t, a, "one.example.org", a)
 	id, err := newIdentity(cert, key, ca, slog.New(slog.DiscardHandler))
 	testenv.OK(t, err)
 	chain := []*x509.Certificate{id.Now().pair.Leaf}
@@ -659,10 +565,10 @@ func TestTrustIsOfAName(t *testing.T) {
 // TestNameOfAnother: a peer that says it is a host which another address leads to keeps nothing from that one, unless its certificate is for
 // both addresses.
 func TestNameOfAnother(t *testing.T) {
-	a := newAuthority(t)
+	a := certificates.New(t)
 	var hosts []string
 	for _, ip := range []string{"127.0.0.1", "127.0.0.2"} {
-		cert, key, _ := a.files(t, ip, a)
+		cert, key, _ := filesOf(t, a, ip, a)
 		pair, err := tls.LoadX509KeyPair(cert, key)
 		testenv.OK(t, err)
 		l, err := net.Listen("tcp", ip+":0")
@@ -674,7 +580,7 @@ func TestNameOfAnother(t *testing.T) {
 		hosts = append(hosts, l.Addr().String())
 	}
 	c := Config{Hosts: hosts}
-	c.Cert, c.Key, c.CA = a.files(t, "127.0.0.3", a)
+	c.Cert, c.Key, c.CA = filesOf(t, a, "127.0.0.3", a)
 	p, err := New(c)
 	testenv.OK(t, err)
 	s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, p.Root(1)}})
@@ -723,11 +629,11 @@ func TestLongMetadata(t *testing.T) {
 // TestAuthorityRenewed: the authority of running hosts changes in steps, and they do not lose each other. Once one authority does not count
 // any more, a connection that it was good for ends, on either side.
 func TestAuthorityRenewed(t *testing.T) {
-	old, next := newAuthority(t), newAuthority(t)
-	both := &authority{pem: slices.Concat(old.pem, next.pem)}
+	old, next := certificates.New(t), certificates.New(t)
+	both := &certificates.Authority{PEM: slices.Concat(old.PEM, next.PEM)}
 	var sides [2]Config // who lends, and who calls
-	set := func(side int, by, believes *authority) {
-		cert, key, ca := by.files(t, "127.0.0.1", believes)
+	set := func(side int, by, believes *certificates.Authority) {
+		cert, key, ca := filesOf(t, by, "127.0.0.1", believes)
 		c := &sides[side]
 		for at, from := range map[*string]string{&c.Cert: cert, &c.Key: key, &c.CA: ca} {
 			if *at == "" {
@@ -802,7 +708,7 @@ func TestAuthorityRenewed(t *testing.T) {
 	set(1, old, both)
 	set(0, old, both)
 	r.peers.all()[0].hangUp()
-	r.await("they speak with the old one's again", func() bool { return is(Here)() && r.peers.all()[0].signedBy(old.cert) })
+	r.await("they speak with the old one's again", func() bool { return is(Here)() && r.peers.all()[0].signedBy(old.Certificate) })
 	set(1, next, next)
 	r.await("the caller has ended it", is(Away))
 	set(0, next, both)

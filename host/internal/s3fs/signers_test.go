@@ -1,18 +1,13 @@
 package s3fs
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"io/fs"
-	"math/big"
 	"os"
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/testkit/certificates"
 	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
 )
 
@@ -23,19 +18,13 @@ func TestSignersAreRenewed(t *testing.T) {
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
 	right, err := os.ReadFile(file)
 	must(t, err)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
-	c := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
-	must(t, err)
-	other := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	f, err := Open(Config{Path: top, Endpoint: s.URL, CAFile: file, PathStyle: true})
 	must(t, err)
 	f.budget = 0
 	for i, when := range []struct {
 		holds []byte
 		works bool
-	}{{right, true}, {other, false}, {[]byte("half"), false}, {right, true}} {
+	}{{right, true}, {certificates.New(t).PEM, false}, {[]byte("half"), false}, {right, true}} {
 		at := time.Now().Add(time.Duration(i) * time.Hour)
 		must(t, errors.Join(os.WriteFile(file, when.holds, 0o600), os.Chtimes(file, at, at)))
 		f.transport.CloseIdleConnections()
