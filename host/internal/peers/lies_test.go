@@ -132,8 +132,8 @@ func TestBusyForLong(t *testing.T) {
 				r.look(key(1))
 			}
 			most := uint64(4 + time.Since(since)/firstRest)
-			if s := r.peers.Stats()[0]; s.Asks > most || s.Failures != 0 || s.State != Here {
-				t.Errorf("%d asks and %d failures of one that is %s, want at most %d asks in 300 lookups", s.Asks, s.Failures, s.State, most)
+			if s := r.peers.Stats()[0]; s.Asks > most || s.Asks < 2 || s.Failures+s.Struck != 0 || s.State != Here {
+				t.Errorf("%d asks, %d failures and %d struck out of one that is %s, want 2 to %d asks in 300 lookups", s.Asks, s.Failures, s.Struck, s.State, most)
 			}
 			lends.Store(true)
 			r.await("a hit once it lends", func() bool { return r.look(key(1)) == 1 })
