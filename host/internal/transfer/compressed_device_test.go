@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -135,68 +136,8 @@ func (r *deviceRig) hostMemory() (*HostMemory, *Queue, func(plane int, id uint32
 	}
 }
 
-// Whatever fails on the way through the GPU's codec, right bytes arrive, and a codec that fails again and again is left.
-func TestCodecFaultsAreWorkedAround(t *testing.T) {
-	testenv.Slow(t)
-	calls := []string{"encode", "pack", "decode", "join", "sums", "pages", "cuLaunchKernel", "cuMemcpyAsync", "cuEventRecord",
-		"cuEventSynchronize"}
-	direct := false
-	for _, call := range calls {
-		for _, when := range []string{"nth=1", "nth=2", "nth=3", "every=2"} {
-			direct = !direct // the faults of one call take both routes in turns
-			codecFaultOn(t, call+":"+when+":code=1", false, direct)
-		}
-		direct = !direct
-	}
-	for _, direct := range []bool{false, true} {
-		for _, call := range calls[:4] { // without the others nothing moves
-			codecFaultOn(t, call+":every=1:code=1", true, direct)
-		}
-		for _, rules := range []string{"pack:flip=3000", "join:flip=3000", "cuMemcpyAsync:nth=1:flip=3000"} {
-			codecFaultOn(t, rules, rules[0] == 'j', direct)
-		}
-	}
-}
-
-func codecFaultOn(t *testing.T, rules string, left, direct bool) {
-	t.Run(fmt.Sprintf("%s, direct %t", rules, direct), func(t *testing.T) { codecFault(t, rules, left, direct) })
-}
-
-func codecFault(t *testing.T, rules string, left, direct bool) {
-	t.Setenv("KVHOST_TEST_GPU", "")
-	r := newCompressedRig(t, "bf16", kv.Uniform(4, 5, 1, 70000), 16) // two windows
-	if direct {
-		r.route(RouteChoice{Always: true})
-	}
-	inStore := rules
-	if rules == "pack:flip=3000" || rules[0] == 'c' && rules[len(rules)-1] == '0' {
-		inStore = "" // what is stored would be damaged
-	}
-	r.stage(1, inStore)
-	stored := r.gpu.FitsCoder(1, 1)
-	for _, by := range []*Layers{nil, {}} {
-		r.poison()
-		ids := r.shuffled(1)
-		r.double.Rules(rules)
-		out := r.loadTo(r.queue, r.memory, []int{0}, ids, by)
-		r.double.Rules("")
-		for _, f := range out.Failed { // a piece is kept where every other call fails
-			if !errors.Is(f.Err, ErrDevice) {
-				t.Fatal(f.Err)
-			}
-		}
-		testenv.NoError(t, r.holds(0, ids[0], len(out.Failed) > 0))
-	}
-	if left && stored && r.gpu.FitsCoder(1, 1) {
-		t.Error("the codec that fails each time is not left")
-	}
-	if ids, err := r.loadOne(0, ""); err != nil || r.holds(0, ids, false) != nil {
-		t.Errorf("afterwards: %v", err)
-	}
-}
-
-// Damage of a file is found on the GPU before its decoder sees it, and garbage under fitting checksums by the decoder. The
-// processor confirms both, the chunk fails, no wrong byte reaches a page, and nobody doubts the GPU's codec.
+// Damage of a file is found before a decoder sees it, and garbage under fitting checksums by the decoder: the GPU's, which the processor
+// confirms, or the processor's. The chunk fails, no wrong byte reaches a page, and nobody doubts the GPU's codec.
 func TestCodecFindsDamage(t *testing.T) {
 	testenv.Slow(t)
 	change := func(fn func(stored []byte)) func(r *deviceRig, path string) {
@@ -222,11 +163,15 @@ func TestCodecFindsDamage(t *testing.T) {
 		"another value in a raw plane": {change(func(stored []byte) { stored[100] ^= 1 }), kv.ErrChecksum},
 		"other codes":                  {change(func(stored []byte) { stored[len(stored)-900] ^= 1 }), ErrDamaged},
 	} {
-		for how, by := range map[string]*Layers{"staged": nil, "by layers": {}, "direct": nil} {
+		for how, by := range map[string]*Layers{"staged": nil, "by layers": {}, "direct": nil, "by the processor": nil, "by the processor and layers": {}} {
 			t.Run(name+", "+how, func(t *testing.T) {
 				r := newCompressedRig(t, "bf16", models["larger"].geo, 16)
 				if how == "direct" {
 					r.route(RouteChoice{})
+				}
+				byProcessor := strings.HasPrefix(how, "by the processor")
+				if byProcessor {
+					r.disableCodec()
 				}
 				r.stage(1, "")
 				c.damage(r, r.path(0))
@@ -241,7 +186,7 @@ func TestCodecFindsDamage(t *testing.T) {
 				if q := r.store.Stats().Roots[0].Quarantined; q != 1 {
 					t.Errorf("%d files in quarantine", q)
 				}
-				if !r.gpu.FitsCoder(1, 1) {
+				if !r.gpu.FitsCoder(1, 1) != byProcessor {
 					t.Error("the codec is left for a damaged file")
 				}
 				if how != "direct" {

@@ -2,7 +2,6 @@ package transfer_test
 
 import (
 	"encoding/binary"
-	"errors"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/plugins/blockmajor"
 )
@@ -121,68 +119,6 @@ func TestCompressedSizes(t *testing.T) {
 
 // codec is what compression took and gained: all namespaces of a bench have the same model.
 func (b *bench) codec() codec.Figures { return b.store.Compression()[0] }
-
-// rewrite changes the stored extents of chunk n's piece in place, and makes the checksums of table and header fit.
-func (b *bench) rewrite(n int, change func(x int, stored []byte)) {
-	b.t.Helper()
-	transfer.RewritePiece(b.t, b.pieceOf(n), b.plan(n), change)
-}
-
-// plan is the layout of chunk n's piece.
-func (b *bench) plan(n int) *kv.Plan {
-	l := b.lease(n)
-	defer l.Release()
-	p, err := l.Open(0, 0)
-	testenv.OK(b.t, err)
-	defer p.Close()
-	return p.Expected().Plan
-}
-
-// Garbage under checksums that fit it reaches a decoder. It returns an error, or bytes that are not those of the pages:
-// both fail the chunk alone, and no wrong byte reaches a page.
-func TestGarbageUnderFittingChecksums(t *testing.T) {
-	testenv.Slow(t)
-	geo := kv.Uniform(8, 6, 1, 40000)
-	r := rand.New(rand.NewPCG(5, 5))
-	for name, c := range map[string]struct {
-		change func(x int, stored []byte)
-		want   error
-	}{
-		"random bytes": {func(x int, stored []byte) {
-			if x == 7 {
-				for i := range stored {
-					stored[i] = byte(r.Uint32())
-				}
-			}
-		}, codec.ErrCorrupt},
-		"a method that is not known": {func(x int, stored []byte) {
-			if x == 7 {
-				stored[1] = 3
-			}
-		}, codec.ErrCorrupt},
-		"another value in a raw plane": {func(x int, stored []byte) {
-			if x == 7 {
-				stored[100] ^= 1
-			}
-		}, kv.ErrChecksum},
-		"other codes": {func(x int, stored []byte) {
-			if x == 7 {
-				stored[len(stored)-900] ^= 1
-			}
-		}, nil},
-	} {
-		for _, layers := range []bool{false, true} {
-			t.Run(name, func(t *testing.T) {
-				b := newCompressed(t, geo, geo.Blocks*3)
-				b.storeChunks(3)
-				b.rewrite(1, c.change)
-				if err := b.failsAlone(layers); b.store.Stats().Roots[0].Quarantined != 1 || c.want != nil && !errors.Is(err, c.want) {
-					t.Errorf("load of a changed piece: got %v, %+v, want %v and one file in quarantine", err, b.store.Stats().Roots[0], c.want)
-				}
-			})
-		}
-	}
-}
 
 // A table of many extents fills most of a slot of the least size. One that no slot holds is not written.
 func TestCompressedPieceOfManyExtents(t *testing.T) {

@@ -225,6 +225,13 @@ func (r *routeRig) moved(kind staging.Kind) (files, failed map[string]int64, byt
 		}
 		for _, m := range path.Routes {
 			bytes += m.Bytes
+			timed := int64(0)
+			for _, n := range m.Buckets {
+				timed += n
+			}
+			if timed != m.Files || (m.Took > 0) != (m.Files > 0) {
+				r.t.Errorf("%d of %d pieces have a time, of %s together", timed, m.Files, m.Took)
+			}
 			if m.Files > 0 {
 				files[m.Route] += m.Files
 			}

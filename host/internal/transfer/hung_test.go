@@ -145,10 +145,15 @@ func (b *bench) stillThere(chunks ...int) {
 	}
 }
 
-// TestCancelNeedsNoDisk: the disk hangs under a load; the cancel completes it all the same, and what the disk gives
+// TestCancelNeedsNoDisk: the disk hangs under a load, whole or in a layer; the cancel completes it all the same, and what the disk gives
 // later goes nowhere.
 func TestCancelNeedsNoDisk(t *testing.T) {
-	geo := kv.Uniform(2, 2, 1, 4096)
+	cancelNeedsNoDisk(t, nil)
+	cancelNeedsNoDisk(t, &transfer.Layers{Landed: func(layer uint32, _ []int) { t.Errorf("layer %d landed", layer) }})
+}
+
+func cancelNeedsNoDisk(t *testing.T, by *transfer.Layers) {
+	geo := kv.Uniform(2, 4, 1, 70000)
 	b := newBench(t, geo, 6)
 	b.storeChunks(3)
 	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(1) + ": hang")...)
@@ -156,7 +161,7 @@ func TestCancelNeedsNoDisk(t *testing.T) {
 	defer l.Release()
 	loads := b.spread(3)
 	done := make(chan transfer.Outcome, 2)
-	h := b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads,
+	h := b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads, Layers: by,
 		Done: func(o transfer.Outcome) { done <- o }})
 	testenv.OK(t, b.fs.AwaitHanging(context.Background(), 1))
 	h.Cancel()
@@ -175,9 +180,7 @@ func TestCancelNeedsNoDisk(t *testing.T) {
 	b.poison() // the client uses its blocks for something else now
 	b.fs.Release()
 	b.fs.Set()
-	if err := b.engine.Close(); err != nil { // waits for the late read
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.engine.Close()) // waits for the late read
 	if err := b.checkUntouched([]uint32{0, 1, 2, 3, 4, 5}); err != nil {
 		t.Errorf("after the fence: %v", err)
 	}

@@ -2,9 +2,6 @@ package transfer_test
 
 import (
 	"bytes"
-	"context"
-	"errors"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +10,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/plugins/blockmajor"
@@ -122,69 +118,6 @@ func TestLayersLandInOrder(t *testing.T) {
 				testenv.NoError(t, b.checkBetween())
 			})
 		}
-	}
-}
-
-// A chunk that is damaged in one layer fails from there on, and no other does.
-func TestDamagedLayerFailsItsChunk(t *testing.T) {
-	geo := kv.Uniform(4, 6, 1, 20000)
-	b := newBench(t, geo, geo.Blocks*3)
-	b.storeChunks(3)
-	f, err := os.OpenFile(b.pieceOf(1), os.O_RDWR, 0)
-	testenv.OK(t, err)
-	if _, err := f.WriteAt([]byte("damage"), 8192+2*4*20000+70000); err != nil { // in layer 2, its second extent
-		t.Fatal(err)
-	}
-	f.Close()
-	l := b.lease(0, 1, 2)
-	defer l.Release()
-	loads := b.spread(3)
-	out := b.load(l, loads, &transfer.Layers{Landed: func(layer uint32, failed []int) {
-		if want := []int{1}; layer < 2 && len(failed) > 0 || layer >= 2 && !slices.Equal(failed, want) {
-			t.Errorf("layer %d failed for chunks %v", layer, failed)
-		}
-		if right, _ := b.layerState(layer, loads, failed); !right {
-			t.Errorf("layer %d is not what it should be", layer)
-		}
-	}})
-	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, kv.ErrChecksum) {
-		t.Fatalf("failed: %+v", out.Failed)
-	}
-	testenv.OK(t, b.checkRightSoFar(1, loads[1].Blocks))
-	again := b.lease(0, 1, 2)
-	defer again.Release()
-	if again.Hits() != 1 {
-		t.Errorf("the next lookup grants %d of the prefix, want 1", again.Hits())
-	}
-}
-
-// A read that hangs in one layer holds up neither a cancel nor the engine's other work; what it brings goes nowhere.
-func TestCancelOfALayerThatHangs(t *testing.T) {
-	geo := kv.Uniform(2, 4, 1, 70000)
-	b := newBench(t, geo, geo.Blocks*3)
-	b.storeChunks(3)
-	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(1) + ": hang")...)
-	l := b.lease(0, 1, 2)
-	defer l.Release()
-	loads := b.spread(3)
-	done := make(chan transfer.Outcome, 2)
-	h := b.queue.Load(&transfer.LoadJob{
-		Lease: l, Memory: b.memory, Chunks: loads, Done: func(o transfer.Outcome) { done <- o },
-		Layers: &transfer.Layers{Landed: func(layer uint32, _ []int) { t.Errorf("layer %d landed", layer) }},
-	})
-	testenv.OK(t, b.fs.AwaitHanging(context.Background(), 1))
-	h.Cancel()
-	<-h.Fenced()
-	out := <-done // chunks of which each layer was there already did not fail
-	if !slices.ContainsFunc(out.Failed, func(f transfer.ChunkError) bool { return f.Chunk == 1 }) {
-		t.Errorf("cancelled load: got %+v, want chunk 1 among the failed", out)
-	}
-	b.poison()
-	b.fs.Release()
-	b.fs.Set()
-	testenv.OK(t, b.engine.Close())
-	if err := b.checkUntouched([]uint32{0, 1, 2, 3, 4, 5}); err != nil {
-		t.Errorf("after the fence: %v", err)
 	}
 }
 

@@ -226,6 +226,19 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 				if r.double != nil && !r.gpu.FitsCoder(1, 1) {
 					t.Error("failures now and then made the host leave the GPU's codec")
 				}
+				if r.double != nil {
+					broken := "encode:every=1:code=1,decode:every=1:code=1"
+					if route == "memory" { // wrong bytes, which the processor finds
+						broken = "join:flip=3000"
+					}
+					r.rules(broken)
+					for n := range 8 {
+						if out := r.load(list, r.shuffled(batch)[:len(list)]); len(out.Failed) > 0 || n == 7 && r.gpu.FitsCoder(1, 1) {
+							t.Errorf("a codec that fails each time is still used: %v, failed: %+v", r.gpu.FitsCoder(1, 1), out.Failed)
+						}
+					}
+					r.rules("")
+				}
 				if s.Encoded.Pages == 0 || s.Decoded.Pages == 0 || r.engine.Stats().SlotsInUse != 0 {
 					t.Errorf("codec has %+v and engine %+v, want pages encoded and decoded and no slot in use", s, r.engine.Stats())
 				}

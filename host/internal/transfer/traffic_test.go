@@ -11,51 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
-	"github.com/kvhost/kvhost/staging"
 )
-
-// Pieces are counted by root, direction and route, whole and layer by layer, those that fail apart from those that
-// arrive.
-func TestTrafficIsCounted(t *testing.T) {
-	geo := kv.Uniform(2, 3, 1, 4096)
-	b := newBench(t, geo, geo.Blocks*4)
-	b.storeChunks(4)
-	for _, layers := range []*transfer.Layers{nil, {}} {
-		l := b.lease(0, 1, 2)
-		if out := b.load(l, b.spread(3), layers); len(out.Failed) > 0 {
-			t.Fatal(out.Failed)
-		}
-		l.Release()
-	}
-	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(3) + ": eio")...)
-	l := b.lease(0, 1, 2, 3)
-	if out := b.load(l, b.spread(4)[3:], nil); len(out.Failed) != 1 {
-		t.Fatal(out)
-	}
-	l.Release()
-	list := b.engine.Traffic()
-	if len(list) != 2 || list[0].Kind != staging.Read || list[1].Kind != staging.Write {
-		t.Fatalf("traffic: got %+v, want reads and writes", list)
-	}
-	for i, want := range []transfer.RouteTraffic{{Files: 6, Errors: 1}, {Files: 4}} {
-		got := list[i]
-		if got.Device != "host" || got.Root != b.root || got.InFlight != 0 || got.Busy <= 0 || len(got.Routes) != 1 {
-			t.Fatalf("traffic of a root: got %+v, want one idle route", got)
-		}
-		m := got.Routes[0]
-		var counted int64
-		for _, n := range m.Buckets {
-			counted += n
-		}
-		if m.Route != "staged" || m.Files != want.Files || m.Errors != want.Errors ||
-			m.Bytes != m.Files*(8192+2*3*4096) || counted != m.Files || m.Took <= 0 {
-			t.Errorf("traffic of %s: got %+v, want %d files and %d errors", got.Kind, m, want.Files, want.Errors)
-		}
-	}
-	if q := b.engine.Queues(); len(q) != 1 || q[0].Device != "host" || q[0].DoneWrite != 4 {
-		t.Errorf("queues: got %+v, want one with 4 writes done", q)
-	}
-}
 
 // Time is busy while a piece is on its way, however many are.
 func TestBusyIsWhileAnythingMoves(t *testing.T) {
