@@ -97,10 +97,7 @@ func on(t testing.TB, g *GPU, fn func(*Thread) error) {
 
 func random(n int) []byte {
 	b := make([]byte, n)
-	r := rand.New(rand.NewPCG(uint64(n), 7))
-	for i := range b {
-		b[i] = byte(r.Uint32())
-	}
+	testenv.Fill(b, uint64(n))
 	return b
 }
 

@@ -74,10 +74,17 @@ func twoRanks(t *testing.T, c host.Config) (h *host.Host, two []*compressionRank
 
 // values is what a page holds: a normal distribution's values in bf16, which follow from where they belong.
 func values(n, rank, plane, block int) []byte {
+	at := [...]int{n, rank, plane, block}
+	if page, made := valuesMade.Load(at); made {
+		return page.([]byte)
+	}
 	page, key := make([]byte, pageBytes), compressionKey(n)
 	bfloat16.Fill(page, payload.Seed(&key, uint32(rank), kv.Plane{Layer: uint32(plane)}, uint32(block)))
+	valuesMade.Store(at, page)
 	return page
 }
+
+var valuesMade sync.Map // what values has made, which takes longer than all else under the race detector
 
 var bfloat16, _ = payload.Of(payload.BFloat16)
 

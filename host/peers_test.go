@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"net"
@@ -360,84 +359,6 @@ func TestCheckAsksPeers(t *testing.T) {
 	}
 	if said["peer "+a.PeerAddr()] != "it lends" || !strings.Contains(said["peer 127.0.0.1:1"], "does not lend") {
 		t.Errorf("the check says %v, want which peer lends", said)
-	}
-}
-
-// loader is a host with chunks of 32 MiB, and a session that loads them or others.
-type loader struct {
-	*host.Host
-	*hosttest.Client
-}
-
-const loaderChunks, loaderBlocks, loaderLayers, loaderPage = 4, 16, 16, 64 << 10
-
-func loaderKey(host, n int) kv.Key { return kv.Key{byte(host), byte(n), 1} }
-
-func loaderIDs(n int) (list []uint32) {
-	for i := range loaderBlocks {
-		list = append(list, uint32(n*loaderBlocks+i))
-	}
-	return list
-}
-
-func startLoader(b *testing.B, number int, hosts string, bandwidth int64) *loader {
-	c := hosttest.Configuration(b)
-	c.Roots = []config.Root{{Path: filepath.Join(filepath.Dir(c.Socket), "root"), Capacity: 1 << 30}}
-	c.Peers.Listen, c.Peers.Hosts, c.Peers.Bandwidth, c.Peers.Deadline = "127.0.0.1:0", hosts, bandwidth, time.Second
-	c.Move.Bandwidth = 1 // what was borrowed is borrowed again
-	h, _ := hosttest.Start(b, c)
-	l := &loader{h, hosttest.Dial(b, hosttest.Hello(h.Socket(), kv.Uniform(loaderBlocks, loaderLayers, 2, loaderPage)), loaderChunks*loaderBlocks, 0, 0)}
-	for n := range loaderChunks {
-		l.Put(client.StoreChunk{Key: loaderKey(number, n), Blocks: loaderIDs(n)})
-	}
-	return l
-}
-
-// load loads all chunks of a host. It returns how many blocks failed or were not there.
-func (l *loader) load(number int) (failed int) {
-	var keys []kv.Key
-	var wanted []client.LoadChunk
-	for n := range loaderChunks {
-		keys, wanted = append(keys, loaderKey(number, n)), append(wanted, client.LoadChunk{Index: n, Blocks: loaderIDs(n)})
-	}
-	found := l.Find(keys...)
-	wanted = wanted[:found.Hits()]
-	return (loaderChunks-len(wanted))*loaderBlocks + len(l.Get(found, client.LoadOptions{}, wanted...).Failed)
-}
-
-const loaderBytes = loaderChunks * loaderBlocks * loaderLayers * 2 * loaderPage
-
-// BenchmarkLending loads a host's own chunks, while a peer loads them as fast as it can, too, and while it does not.
-func BenchmarkLending(b *testing.B) {
-	for _, bandwidth := range []int64{0, 256 << 20} {
-		own := startLoader(b, 0, "", bandwidth)
-		other := startLoader(b, 1, own.PeerAddr(), 0)
-		for len(other.Status().Peers) == 0 || other.Status().Peers[0].Entries < loaderChunks {
-			time.Sleep(time.Millisecond)
-		}
-		for _, greedy := range []bool{false, true} {
-			b.Run(fmt.Sprintf("bandwidth %d MiB/lends %v", bandwidth>>20, greedy), func(b *testing.B) {
-				var over atomic.Bool
-				var work sync.WaitGroup
-				if greedy {
-					work.Go(func() {
-						for !over.Load() {
-							other.load(0)
-						}
-					})
-				}
-				before, since := other.Status().Peers[0].Bytes, time.Now()
-				b.SetBytes(loaderBytes)
-				for b.Loop() {
-					if n := own.load(0); n > 0 {
-						b.Fatalf("%d blocks failed", n)
-					}
-				}
-				b.ReportMetric(float64(other.Status().Peers[0].Bytes-before)/time.Since(since).Seconds()/1e6, "lentMB/s")
-				over.Store(true)
-				work.Wait()
-			})
-		}
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // TestWorkersTurns fills both queues of one held worker and looks at the order that the tasks run in.
@@ -270,9 +272,4 @@ func TestTurnsThatNobodyWaitsForAreFree(t *testing.T) {
 }
 
 // must ends a test that cannot go on without what failed.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testenv.OK

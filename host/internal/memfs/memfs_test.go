@@ -457,10 +457,7 @@ func TestErrors(t *testing.T) {
 func second[T any](_ T, err error) error { return err }
 
 // must ends a test that cannot go on without what failed.
-func must(t testing.TB, err error) {
-	t.Helper()
-	testenv.OK(t, err)
-}
+var must = testenv.OK
 
 // Memory that grows as needed is a quarter of the whole ahead of what files need. Statfs tells what is still to come.
 func TestGrowsAsNeeded(t *testing.T) {

@@ -36,12 +36,7 @@ func open(t *testing.T, url string) *FS {
 	return f
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testenv.OK
 
 func create(t *testing.T, f *FS, name string, data []byte) {
 	t.Helper()

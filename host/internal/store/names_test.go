@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
@@ -124,6 +125,7 @@ func namers(t *testing.T) map[string]struct {
 // TestNamesOutliveTheirPolicy: pieces are read, evicted and counted under the names that they were stored under, while
 // their policy acts, after it was replaced, after a start from the checkpoint and after a scan under another one.
 func TestNamesOutliveTheirPolicy(t *testing.T) {
+	testenv.Slow(t)
 	const entries = 24
 	for name, by := range namers(t) {
 		t.Run(name, func(t *testing.T) {
@@ -192,6 +194,7 @@ func TestNamesOutliveTheirPolicy(t *testing.T) {
 // TestAPolicyThatTraps: a module fails until it is in quarantine. Pieces that it named are hits all the time, and new ones
 // get the built-in names.
 func TestAPolicyThatTraps(t *testing.T) {
+	testenv.Slow(t)
 	m, err := policy.Open(t.Context(), "fanout", policy.Options{Dir: policytest.Dir(t, "fanout"), Cache: policytest.Cache(t)})
 	must(t, err)
 	defer m.Close(context.Background())
@@ -235,6 +238,7 @@ func TestTheHeaderSaysTheName(t *testing.T) {
 // TestAPieceTwice: a scan finds a piece in two files, or in one of two names. One of them goes, whichever it meets first, and
 // the account is the disk's.
 func TestAPieceTwice(t *testing.T) {
+	testenv.Slow(t)
 	for _, back := range []bool{false, true} {
 		for _, other := range []string{"0/other", "zz/other", "backup/link"} {
 			t.Run(fmt.Sprintf("back=%t/%s", back, other), func(t *testing.T) {

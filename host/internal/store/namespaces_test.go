@@ -142,6 +142,7 @@ func TestTemporariesOfMeta(t *testing.T) {
 // TestLookupReadsAhead asks for long lists of keys, some of which are in either of two roots and some in none: what is
 // read ahead is of the root where the last key was found, and much of it is of no use.
 func TestLookupReadsAhead(t *testing.T) {
+	testenv.Slow(t)
 	for _, c := range []struct {
 		name        string
 		here, there float64 // the parts of the keys that are in the first root, and in the second

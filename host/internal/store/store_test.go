@@ -124,10 +124,7 @@ func fakeClock() func() time.Time {
 // payload is a piece's content, derived from its identity.
 func payload(plan *kv.Plan, k kv.Key, rank uint32) []byte {
 	b := make([]byte, pieceformat.Padded(plan.PayloadBytes()))
-	r := rand.New(rand.NewPCG(binary.LittleEndian.Uint64(k[:]), uint64(rank)))
-	for i := range b[:plan.PayloadBytes()] {
-		b[i] = byte(r.Uint32())
-	}
+	testenv.Fill(b[:plan.PayloadBytes()], binary.LittleEndian.Uint64(k[:])+uint64(rank))
 	return b
 }
 
@@ -336,20 +333,10 @@ func (f *fixture) checkUsed() {
 }
 
 // must ends a test that cannot go on without what failed.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testenv.OK
 
 // noError reports what failed, and lets the test go on.
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Error(err)
-	}
-}
+var noError = testenv.NoError
 
 // upTo are the keys from 0 to n-1.
 func upTo(n int) []uint64 {

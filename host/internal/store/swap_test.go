@@ -95,11 +95,8 @@ func (f *fixture) files() (list []string) {
 
 // TestManySwaps replaces all policies again and again while clients store and look up, and counts what is left over.
 func TestManySwaps(t *testing.T) {
-	rounds, fresh := 1000, 10
-	if testenv.RaceDetector {
-		rounds, fresh = 40, 8
-	}
-	const entries = 64
+	testenv.Slow(t)
+	const rounds, fresh, entries = 60, 10, 64
 	var done atomic.Int32
 	f := newFixture(t, entries, 1)
 	f.mustPut(0)

@@ -170,9 +170,7 @@ func deviceKey(n int) (k kv.Key) {
 	return k
 }
 
-// content makes what a page holds. The race detector, which sees what it is copied to, would take longer for each byte.
-//
-//go:norace
+// content makes what a page holds.
 func (r *deviceRig) content(n, plane, block int) []byte {
 	page := make([]byte, r.geo.Planes[plane].PageBytes)
 	if r.float {
@@ -186,14 +184,7 @@ func (r *deviceRig) content(n, plane, block int) []byte {
 		content.Fill(page, payload.Seed(&key, 0, r.geo.Planes[plane], uint32(block)))
 		return page
 	}
-	seed := rand.NewPCG(uint64(n)<<32|uint64(plane)<<16|uint64(block), 9)
-	for i := range page {
-		if i%8 == 0 {
-			var w [8]byte
-			binary.LittleEndian.PutUint64(w[:], seed.Uint64())
-			copy(page[i:], w[:])
-		}
-	}
+	testenv.Fill(page, uint64(n)<<32|uint64(plane)<<16|uint64(block))
 	return page
 }
 

@@ -62,6 +62,7 @@ func (b *bench) layerIDs() (list []uint32) {
 
 // Layers land in the order of the geometry, each whole when it is told of, whatever the geometry and the layout.
 func TestLayersLandInOrder(t *testing.T) {
+	testenv.Slow(t)
 	blockMajor := func(c *store.Config) { c.Policies.Layout = native("blockmajor", abi.RoleLayout, blockmajor.New) }
 	type maker = func(t testing.TB, geo kv.Geometry, blocks uint32) *bench
 	layouts := map[string]maker{

@@ -17,6 +17,7 @@ import (
 // what was injected under cuFile; where CUDA fails for memory, chunks fail for the device alone. What was injected in a piece fails that chunk and no
 // other, every byte delivered is right, and no other entry is dropped.
 func TestTenThousandOperationsUnderFailures(t *testing.T) {
+	testenv.Slow(t)
 	geo := kv.Uniform(2, 2, 1, 4096)
 	t.Run("files", func(t *testing.T) {
 		t.Setenv("KVHOST_TEST_GPU", "")

@@ -96,19 +96,7 @@ func (b *bench) page(plane int, id uint32) []byte {
 
 // fillPage writes what (key, plane, block, offset) must hold.
 func fillPage(page []byte, key kv.Key, plane, block int) {
-	seed := binary.LittleEndian.Uint64(key[:]) ^ uint64(plane)<<32 ^ uint64(block)
-	copy(page, drawn(len(page), rand.NewPCG(seed, seed^0x9e3779b97f4a7c15)))
-}
-
-// drawn makes random bytes. The race detector, which sees the page that they are copied to, would take longer for each.
-//
-//go:norace
-func drawn(n int, r *rand.PCG) []byte {
-	b := make([]byte, (n+7)&^7)
-	for i := 0; i < len(b); i += 8 {
-		binary.LittleEndian.PutUint64(b[i:], r.Uint64())
-	}
-	return b[:n]
+	testenv.Fill(page, binary.LittleEndian.Uint64(key[:])^uint64(plane)<<32^uint64(block)<<48)
 }
 
 func key(n int) (k kv.Key) {

@@ -21,9 +21,9 @@ var processes = []string{"host/command", "examples/...", "cmd/..."}
 // single are packages in which code starts nothing and shares nothing. All that is neither here nor in processes is tested under the race
 // detector.
 var single = []string{
-	"abi/...", "plugins/...", "host/kv", "host/internal/config", "host/internal/doctor", "host/internal/policy/meter",
-	"host/internal/policy/plugintest", "host/internal/proto/...", "host/internal/regular", "host/internal/sim", "host/internal/store/index",
-	"host/internal/store/pieceformat", "host/internal/trace",
+	"abi/...", "plugins/...", "gds/internal/kernels", "host/kv", "host/internal/config", "host/internal/doctor", "host/internal/payload",
+	"host/internal/plain", "host/internal/policy/meter", "host/internal/policy/plugintest", "host/internal/proto/...", "host/internal/regular",
+	"host/internal/sim", "host/internal/store/index", "host/internal/store/pieceformat", "host/internal/trace",
 }
 
 // longest begin first, so that no core waits for one of them in the end.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
@@ -111,9 +112,7 @@ func newPiece(t testing.TB, r *rand.Rand) *piece {
 func pieceOf(plan *kv.Plan, r *rand.Rand) *piece {
 	p := &piece{b: make([]byte, pieceformat.FileBytes(plan)), plan: plan}
 	data := pieceformat.DataOffset(len(plan.Extents()), false)
-	for i := data; i < data+plan.PayloadBytes(); i++ {
-		p.b[i] = byte(r.Uint32())
-	}
+	testenv.Fill(p.b[data:data+plan.PayloadBytes()], r.Uint64())
 	table := make([]uint64, len(plan.Extents()))
 	kv.SumExtents(plan, 0, len(table), p.b[data:], 0, table)
 	h := headerOf(plan)
@@ -186,6 +185,7 @@ func gaps(plan *kv.Plan) (list [][2]int64) {
 // TestCopyOfCompressed copies compressed pieces as they are, and as version 1 where the target must not hold them. A flipped
 // bit in a stored extent is found before it is decoded, and nothing is committed.
 func TestCopyOfCompressed(t *testing.T) {
+	testenv.Slow(t)
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		v1, v2 := newPiece(t, r).compressed(r)
@@ -213,6 +213,7 @@ func TestCopyOfCompressed(t *testing.T) {
 // TestCopyIsCompressed copies pieces of version 1 to a target that holds compressed ones, and back. A flipped bit in a page is
 // found before it is encoded, and nothing is committed.
 func TestCopyIsCompressed(t *testing.T) {
+	testenv.Slow(t)
 	saved := 0
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 2))
@@ -256,6 +257,7 @@ func TestCopyIsCompressed(t *testing.T) {
 
 // TestCopyOfGarbage decodes an extent that has the right checksum, and is not what an encoder wrote.
 func TestCopyOfGarbage(t *testing.T) {
+	testenv.Slow(t)
 	r := rand.New(rand.NewPCG(9, 2))
 	_, v2 := newPiece(t, r).compressed(r)
 	h, err := pieceformat.DecodeHeader(v2.b)
@@ -284,6 +286,7 @@ func newCopier(perSecond int64) *Copier {
 
 // TestCopy copies pieces of many layouts byte for byte, and commits none of which a byte under a checksum differs.
 func TestCopy(t *testing.T) {
+	testenv.Slow(t)
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		p, u := newPiece(t, r), &upload{}
@@ -305,6 +308,7 @@ func TestCopy(t *testing.T) {
 
 // TestCopyOfManyExtents: a piece with a table that no part holds is not copied, and not taken for a damaged one.
 func TestCopyOfManyExtents(t *testing.T) {
+	testenv.Slow(t)
 	const bytes = 40_000
 	segments := make([]abi.Segment, bytes) // of one byte each
 	for i := range segments {

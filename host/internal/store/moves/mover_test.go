@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // task is a move that waits until it may end.
@@ -250,9 +252,4 @@ func TestMoveThatEndedMeanwhile(t *testing.T) {
 }
 
 // must ends a test that cannot go on without what failed.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testenv.OK

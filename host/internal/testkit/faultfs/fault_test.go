@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
 )
@@ -330,12 +331,7 @@ func get(t *testing.T, name string) string {
 }
 
 // must ends a test that cannot go on without what failed.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testenv.OK
 
 func TestParseRules(t *testing.T) {
 	for text, want := range map[string]Rule{

@@ -47,10 +47,7 @@ func put(t testing.TB, fsys staging.FS, name string, flag int, data []byte, sync
 	testenv.OK(t, f.Close())
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	testenv.OK(t, err)
-}
+var must = testenv.OK
 
 // What each way of writing may leave: the outcomes that no seed shows are a bug of the machine, the others of the way.
 func TestPowerLossOutcomes(t *testing.T) {
