@@ -22,13 +22,11 @@ TORTURE ?= 10m
 KILLS   ?= 500
 # How long make fuzz gives each target.
 FUZZ    ?= 1m
-# How long make soak runs.
-SOAK    ?= 1h
 
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins build install run test test-anywhere test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang contracts torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
+.PHONY: all help plugins build install run test test-anywhere test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang contracts torture fuzz bench curves figures check vulnerabilities generate tools manifests dist hooks clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -127,9 +125,6 @@ torture: ## histories, power losses and the model of shared roots for TORTURE ea
 
 fuzz: ## every fuzz target for FUZZ (1m); what fails is kept in testdata/fuzz
 	.ci/fuzz $(FUZZ)
-
-soak: ## two hosts for SOAK (1h), one of them attacked by clients: times, memory and bytes beside the other's
-	$(GO) test -timeout 0 -v -run TestSoak ./host/command -soak.time $(SOAK) -soak.phase 30s
 
 bench: ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...

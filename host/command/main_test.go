@@ -22,9 +22,6 @@ const mixedTrace = "../../examples/traces/mixed.jsonl.zst"
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
-	if who := os.Getenv(soakAttacker); who != "" {
-		return attack(who)
-	}
 	if binary = os.Getenv("KVHOST_BIN"); binary != "" { // built elsewhere: this machine may have no Go
 		return m.Run()
 	}
