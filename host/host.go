@@ -144,11 +144,17 @@ func (h *Host) openStore(ctx context.Context) (err error) {
 	return err
 }
 
+// Loads get this share of the workers' turns while stores wait, too, and a store that no worker has begun after so long is shed.
+const (
+	readRatio  = 0.75
+	writeQueue = 10 * time.Second
+)
+
 func (h *Host) openEngine(context.Context) (err error) {
 	e := h.cfg.Engine
 	h.engine, err = transfer.New(transfer.Config{
-		Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory, ReadRatio: e.ReadPreferringRatio,
-		WriteQueue: e.MaxWriteQueue, Roots: len(h.cfg.Roots), Log: h.log,
+		Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory, ReadRatio: readRatio,
+		WriteQueue: writeQueue, Roots: len(h.cfg.Roots), Log: h.log,
 	})
 	return err
 }
@@ -211,10 +217,7 @@ func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
 		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: h.made.Version, LeaseTTL: s.LeaseTTL, MaxWait: s.MaxWait,
 		Peers: h.peers, Memory: memory, Arriving: arriving, Capacity: c.Capacity(), Levels: len(h.store.Stats().Levels),
 		Info: h.Status, Admin: admin{host: h}, Pins: s.Pins, Rules: rules, Users: users, Spans: h.traced,
-		Limits: server.Limits{
-			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions,
-			ArenaBytes: s.MaxRegistered,
-		},
+		Limits: server.Limits{Sessions: s.MaxSessions, ArenaBytes: s.MaxRegistered},
 	}, nil
 }
 
@@ -226,7 +229,7 @@ var traits = map[config.RootKind]store.Traits{config.Memory: store.Memory, confi
 // storeConfig is a configuration in the form of the store.
 func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	s, fsys := c.Store, h.devices.FileSystem()
-	out := store.Config{Policies: b.Policies, Log: h.log, Seed: uint64(s.Seed)}
+	out := store.Config{Policies: b.Policies, Log: h.log, Seed: 1}
 	out.FS, out.Dry, out.Making = fsys, h.found != nil, sync.OnceValue(h.addressesFree)
 	out.HostID = s.HostID
 	out.Strict = s.Durability == config.DurabilityStrict
@@ -234,7 +237,7 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 		out.IOTimeout = -1
 	}
 	m := c.Move
-	out.Moves = store.Moves{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Shutdown: m.Shutdown}
+	out.Moves = store.Moves{Workers: m.Workers, Bandwidth: m.Bandwidth, Shutdown: m.Shutdown}
 	for _, t := range c.Tenants {
 		if t.Quota == (config.Amount{}) {
 			continue

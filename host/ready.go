@@ -7,12 +7,12 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// notReady says why the host is not ready to serve as it is configured to; see the keys http.ready_*.
+// notReady says why the host is not ready to serve as it is configured to; see http.ready_roots.
 func (h *Host) notReady(st *proto.StatusResponse) (why []string) {
 	if !st.Serving {
 		why = append(why, "starting: clients cannot connect yet")
 	}
-	rules, in := &h.cfg.HTTP, 0
+	in := 0
 	var out []string
 	for _, r := range st.Roots {
 		if r.State == proto.RootState_ROOT_STATE_OUT {
@@ -20,11 +20,11 @@ func (h *Host) notReady(st *proto.StatusResponse) (why []string) {
 		} else {
 			in++
 		}
-		if r.Scanning && rules.ReadyScan {
+		if r.Scanning {
 			why = append(why, fmt.Sprintf("root %s is being scanned: what the scan has not found yet is a miss", r.Path))
 		}
 	}
-	switch rules.ReadyRoots {
+	switch h.cfg.HTTP.ReadyRoots {
 	case config.RootsAll:
 		why = append(why, out...)
 	case config.RootsAny:
@@ -33,7 +33,7 @@ func (h *Host) notReady(st *proto.StatusResponse) (why []string) {
 		}
 	}
 	for _, p := range st.Policies {
-		if rules.ReadyPolicies && p.State == proto.PolicyState_POLICY_STATE_QUARANTINE && p.Trial == nil {
+		if p.State == proto.PolicyState_POLICY_STATE_QUARANTINE && p.Trial == nil {
 			why = append(why, fmt.Sprintf("policy %s is in quarantine, the built-in one decides: %s", p.Name, p.Reason))
 		}
 	}

@@ -44,7 +44,7 @@ func TestRoutesAreChosenAndLogged(t *testing.T) {
 		"among peers": {change: func(c *config.Config) {
 			c.Peers.Listen, c.Peers.Hosts, c.Roots[0].Route = "127.0.0.1:0", "127.0.0.1:1", config.RouteDirect
 		}, route: "direct", why: gds.ByCompatibility},
-		"forbidden":  {change: func(c *config.Config) { c.GDS.UseCuFile = false }, route: "staged", why: "as configured", neverCalled: "cuFileDriverOpen"},
+		"forbidden":  {change: func(c *config.Config) { c.GDS.MaxDeviceMemory = 0 }, route: "staged", why: "as configured", neverCalled: "cuFileDriverOpen"},
 		"no library": {noCuFile: true, route: "staged", why: "no cuFile library"},
 		"no driver":  {rules: "cuFileDriverOpen:code=5001", route: "staged", why: "CU_FILE_DRIVER_NOT_INITIALIZED"},
 		"no file":    {rules: "cuFileHandleRegister:code=5027", route: "staged", why: "5027"},

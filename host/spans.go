@@ -21,7 +21,7 @@ func (h *Host) openSpans(ctx context.Context) error {
 		return fmt.Errorf("otlp: %w", err)
 	}
 	if c.Endpoint != "" {
-		h.log.Info("spans are exported", "endpoint", c.Endpoint, "ratio", c.Ratio, "headers", h.cfg.OTLP.HeadersFile, "timeout", c.Timeout)
+		h.log.Info("spans are exported", "endpoint", c.Endpoint, "ratio", c.Ratio, "headers", h.cfg.OTLP.HeadersFile)
 	}
 	levels := map[string]int{}
 	for _, r := range h.cfg.Roots {
@@ -30,6 +30,9 @@ func (h *Host) openSpans(ctx context.Context) error {
 	h.traced = &server.RequestSpans{Tracer: h.spans, Levels: levels}
 	return nil
 }
+
+// exportTimeout is how long a collector may take for one export. No request waits for it.
+const exportTimeout = 10 * time.Second
 
 // spansConfig is a configuration in the form of the tracer.
 func spansConfig(ctx context.Context, c *config.Config, log *slog.Logger) (out spans.Config, err error) {
@@ -40,7 +43,7 @@ func spansConfig(ctx context.Context, c *config.Config, log *slog.Logger) (out s
 	if out.Endpoint, err = spans.Endpoint(o.Endpoint); err != nil {
 		return out, fmt.Errorf("otlp.endpoint: %w", err)
 	}
-	out.Ratio, out.Timeout = o.SampleRatio, o.Timeout
+	out.Ratio, out.Timeout = o.SampleRatio, exportTimeout
 	if o.HeadersFile == "" {
 		return out, nil
 	}

@@ -158,7 +158,7 @@ const (
 func tracedHost(t *testing.T, to string) (*host.Host, *config.Config) {
 	t.Helper()
 	c := configuration(t)
-	c.OTLP = config.OTLP{Endpoint: to, Timeout: c.OTLP.Timeout, HeadersFile: filepath.Join(filepath.Dir(c.Socket), "headers")}
+	c.OTLP = config.OTLP{Endpoint: to, HeadersFile: filepath.Join(filepath.Dir(c.Socket), "headers")}
 	testenv.OK(t, os.WriteFile(c.OTLP.HeadersFile, []byte("X-Tenant: one\n"), 0o600))
 	c.Roots[0].Level = 1
 	testenv.OK(t, c.Validate())

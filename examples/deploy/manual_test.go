@@ -28,7 +28,7 @@ func TestManual(t *testing.T) {
 		"kvhost-serve.1":       {".SH NAME\nkvhost-serve \\- Serve clients", ".SH USAGE\n"},
 		"kvhost-policy-swap.1": {"kvhost policy swap"},
 		"kvhost-reload.1":      {".TH KVHOST-RELOAD 1"},
-		"kvhost.toml.5":        {"[[tenant]]", "read_preferring_ratio = 0.75"},
+		"kvhost.toml.5":        {"[[tenant]]", "sample_ratio = 1.0"},
 	} {
 		text, err := os.ReadFile(filepath.Join(pages, name))
 		if err != nil {

@@ -38,7 +38,7 @@ func TestBenchThroughClient(t *testing.T) {
 	for _, memory := range []string{"host", "gpu"} {
 		cmd := command(t, dir, "bench", "--root", dir, "--root", "memory:", "--memory", memory,
 			"--chunks", "1", "--rounds", "1", "--pages", "fp8", "--json", "--engine-direct-io=false",
-			"--gds-use-cufile=false", "--engine-threads-per-gpu", "2")
+			"--gds-max-device-memory", "0", "--engine-threads-per-gpu", "2")
 		cmd.Env = append(cmd.Env, "TMPDIR="+dir, "KVHOST_SOCKET=/nowhere")
 		if memory == "gpu" {
 			cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(double.Path))

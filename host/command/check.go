@@ -86,7 +86,7 @@ func deviceBytes(cfg *config.Config) int64 {
 	use := devices.GPUConfig(cfg)
 	takes := use.DeviceBytes()
 	if slices.ContainsFunc(cfg.Roots, cfg.TriesDirect) {
-		takes += int64(cfg.GDS.BufferMiB) << 20
+		takes += cfg.GDS.MaxDeviceMemory
 	}
 	return takes
 }

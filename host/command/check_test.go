@@ -53,8 +53,7 @@ func TestCheckWantsWhatTheHostTries(t *testing.T) {
 		memory int64 // MiB
 	}{
 		"by default":     {func(*config.Config) {}, true, true, 1024 + 96},
-		"use_cufile off": {func(c *config.Config) { c.GDS.UseCuFile = false }, false, false, 96},
-		"no buffer":      {func(c *config.Config) { c.GDS.BufferMiB = 0 }, false, false, 96},
+		"no buffer":      {func(c *config.Config) { c.GDS.MaxDeviceMemory = 0 }, false, false, 96},
 		"cuda off":       {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false, 0},
 		"compression": {func(c *config.Config) { c.Store.Compression = config.CompressionAuto }, true, true,
 			1024 + 4*2*96 + 1}, // windows twice as large, three times that beside them, and rows

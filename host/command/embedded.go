@@ -103,7 +103,6 @@ func (r *replayFlags) entryBytes(ctx context.Context, c *config.Config, log *slo
 			continue
 		}
 		opt := policyset.Options(c, p, cache, log)
-		opt.Compile = policyset.CompileLimits(c)
 		m, err := policy.Open(ctx, p.Module, opt)
 		if err != nil {
 			return 0, fmt.Errorf("%w: %s: %w", policyset.ErrPolicy, p.Module, err)

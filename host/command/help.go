@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -74,7 +75,8 @@ func addHelp(root *cobra.Command) {
 		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
 			var names []string
 			cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
-			return usageError{fmt.Errorf("%w%s", err, config.Suggest("--"+unknown.GetSpecifiedName(), names))}
+			name := "--" + unknown.GetSpecifiedName()
+			return usageError{fmt.Errorf("%w%s", err, cmp.Or(config.Gone(name), config.Suggest(name, names)))}
 		}
 		return usageError{err}
 	})

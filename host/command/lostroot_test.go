@@ -171,7 +171,7 @@ func TestRootDeleted(t *testing.T) {
 // A host whose GPU fails while it runs reports it in a metric at once, and in its exit code at the end.
 func TestLostGPUIsSaid(t *testing.T) {
 	dir, double := shortDir(t), gdstest.Build(t)
-	cmd := command(t, dir, "--http-listen", anyPort, "--gds-use-cufile=false")
+	cmd := command(t, dir, "--http-listen", anyPort, "--gds-max-device-memory=0")
 	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(double.Path),
 		"KVHOST_DOUBLE=cuIpcOpenMemHandle_v2:code=719")
 	_, logged, stop := startCommand(t, cmd)

@@ -260,9 +260,6 @@ func TestSwapWhileCompiling(t *testing.T) {
 	write(t, dir, "kvhost.toml", `
 [http]
 listen = ""
-[policy_compile]
-cpu = "1h"
-time = "1h"
 [[policy]]
 name = "main"
 module = "lru"
@@ -286,17 +283,6 @@ module = "lru"
 	}
 	if <-refused == nil {
 		t.Error("the bomb was swapped in")
-	}
-}
-
-// A module that exhausts the compiler is refused in words that name it, the limit and the key.
-func TestCompileLimits(t *testing.T) {
-	dir := shortDir(t)
-	write(t, dir, "bomb.wasm", compileBomb())
-	r := finish(t, command(t, dir, "--policy", "bomb.wasm", "--policy-compile-cpu", "1s", "--http-listen", ""))
-	const says = "bomb.wasm: compiling took too much: over 1s of processor time (policy_compile.cpu)"
-	if r.code != exitPolicy || !strings.Contains(r.stderr, says) {
-		t.Errorf("exit code %d, want that a policy was refused\n%s", r.code, r.stderr)
 	}
 }
 

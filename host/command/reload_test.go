@@ -11,14 +11,12 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
 	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
-	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -37,7 +35,6 @@ func (h *served) base() string {
 policy_cache = %q
 [http]
 listen = %q
-ready_scan = true
 [log]
 format = "json"
 [engine]
@@ -149,10 +146,6 @@ func TestReloadOfEachKey(t *testing.T) {
 		testenv.OK(t, os.MkdirAll(filepath.Join(dir, "modules"), 0o700))
 		testenv.OK(t, os.WriteFile(filepath.Join(dir, "modules", to+".wasm"), module, 0o600))
 	}
-	for _, limit := range compileLimits { // with a section of its own: it is compiled when its turn comes
-		module := append(wasmtest.Harmless(abi.RoleEvict), wasmtest.Custom(limit)...)
-		testenv.OK(t, os.WriteFile(filepath.Join(dir, "modules", limit+".wasm"), module, 0o600))
-	}
 	base := h.base() + baseRoots
 	testenv.OK(t, os.WriteFile(h.file, []byte(base), 0o600))
 	cmd, logged, stop := startHost(t, dir, "--config", h.file)
@@ -212,7 +205,7 @@ func TestReloadCommand(t *testing.T) {
 	}{
 		{base + "capacity = '16MiB'\n[log]\nlevel = 'warn'\n", exitOK, "reloaded: log.level, root[0].capacity\n"},
 		{base + "capacity = '16MiB'\n[log]\nlevel = 'warn'\n", exitOK, "nothing had changed"},
-		{base + "capacity = '32MiB'\n[session]\nmax_keys = 5\n", exitUsage, "session.max_keys needs a restart"},
+		{base + "capacity = '32MiB'\n[session]\nmax_sessions = 5\n", exitUsage, "session.max_sessions needs a restart"},
 		{base + "capacity = '32MiB'\nno_such_key = 1\n", exitUsage, "no_such_key"},
 		{base + "capacity = '32MiB'\n[[policy]]\nmodule = 'nothing.wasm'\n", exitPolicy, "nothing.wasm"},
 	} {
@@ -283,10 +276,6 @@ type changed struct {
 
 // scalars are the single keys that a reload changes. stored names a module of the policy store.
 func scalars(h *served) map[string]changed {
-	limit := func(key, value string, says string) changed {
-		return changed{h.base() + "[policy_compile]\n" + key + " = " + value + "\n" + baseRoots + "[[policy]]\nmodule = \"modules/" + key + ".wasm\"\n",
-			true, compiles(says), ""}
-	}
 	acts := func(name string) func(*served, string) {
 		return func(h *served, key string) {
 			if p := h.acting(name); p == nil {
@@ -301,9 +290,6 @@ func scalars(h *served) map[string]changed {
 				h.Errorf("%s: got %d bytes, want 512 MiB", key, got)
 			}
 		}, ""},
-		"policy_compile.memory": limit("memory", `"1GiB"`, `"memory":1073741824`),
-		"policy_compile.cpu":    limit("cpu", `"59s"`, `"cpu":"59s"`),
-		"policy_compile.time":   limit("time", `"4m"`, `"limit":"4m0s"`),
 		"log.level": {strings.Replace(h.base(), "[log]\n", "[log]\nlevel = \"debug\"\n", 1) + baseRoots, true, func(h *served, key string) {
 			before := len(h.logged())
 			s, err := h.hello(0)
@@ -317,9 +303,6 @@ func scalars(h *served) map[string]changed {
 	}
 }
 
-// compileLimits are the keys of policy_compile, each of which has a module of its own.
-var compileLimits = []string{"memory", "cpu", "time"}
-
 // mode checks the mode of both sockets.
 func mode(want os.FileMode) func(*served, string) {
 	return func(h *served, key string) {
@@ -327,16 +310,6 @@ func mode(want os.FileMode) func(*served, string) {
 			if info, err := os.Stat(filepath.Join(h.dir, name)); err != nil || info.Mode().Perm() != want {
 				h.Errorf("%s: want mode %v of %s, got %v and %v", key, want, name, info.Mode(), err)
 			}
-		}
-	}
-}
-
-// compiles checks a limit of the process that compiles, which the log has.
-func compiles(text string) func(*served, string) {
-	return func(h *served, key string) {
-		lines := regexp.MustCompile(`(?m)^.*"compiling policy".*$`).FindAllString(h.logged(), -1)
-		if len(lines) == 0 || !strings.Contains(lines[len(lines)-1], text) {
-			h.Errorf("%s: no policy was compiled with %s: %q", key, text, lines)
 		}
 	}
 }

@@ -22,16 +22,15 @@ type Config struct {
 	// MaxMemory bounds staging and what clients make the host hold; 0 for half of the machine's memory.
 	MaxMemory int64 `toml:"max_memory" is:"size"`
 
-	PolicyCompile PolicyCompile `toml:"policy_compile"`
-	Log           Log           `toml:"log"`
-	HTTP          HTTP          `toml:"http"`
-	OTLP          OTLP          `toml:"otlp"`
-	Store         Store         `toml:"store"`
-	Move          Move          `toml:"move"`
-	Engine        Engine        `toml:"engine"`
-	GDS           GDS           `toml:"gds"`
-	Session       Session       `toml:"session"`
-	Peers         Peers         `toml:"peers"`
+	Log     Log     `toml:"log"`
+	HTTP    HTTP    `toml:"http"`
+	OTLP    OTLP    `toml:"otlp"`
+	Store   Store   `toml:"store"`
+	Move    Move    `toml:"move"`
+	Engine  Engine  `toml:"engine"`
+	GDS     GDS     `toml:"gds"`
+	Session Session `toml:"session"`
+	Peers   Peers   `toml:"peers"`
 
 	Policies []Policy `toml:"policy" reload:"yes"`
 	Roots    []Root   `toml:"root"`
@@ -50,15 +49,7 @@ type Peers struct {
 	CA        string        `toml:"ca"`
 	Deadline  time.Duration `toml:"deadline" min:"1ms" max:"10s"`
 	Bandwidth int64         `toml:"bandwidth" is:"size"` // most bytes a second that are lent; 0 for no limit
-	Demote    bool          `toml:"demote"`              // to others and from them
 	NIXL      string        `toml:"nixl"`                // a path, or auto; empty: gRPC alone
-}
-
-// PolicyCompile limits the child process that compiles a policy.
-type PolicyCompile struct {
-	Memory int64         `toml:"memory" is:"size" min:"64MiB" max:"1TiB" reload:"yes"`
-	CPU    time.Duration `toml:"cpu" min:"1s" max:"1h" reload:"yes"`   // of the processor
-	Time   time.Duration `toml:"time" min:"1s" max:"24h" reload:"yes"` // elapsed
 }
 
 // Log is the level and format of the log.
@@ -87,17 +78,14 @@ type HTTP struct {
 	TokenFile string `toml:"token_file"` // empty: no token is wanted
 	Profiles  bool   `toml:"profiles"`
 
-	ReadyRoots    string `toml:"ready_roots" one:"all any none"`
-	ReadyPolicies bool   `toml:"ready_policies"` // a policy in quarantine makes the host not ready
-	ReadyScan     bool   `toml:"ready_scan"`     // a scan at the start does
+	ReadyRoots string `toml:"ready_roots" one:"all any none"`
 }
 
 // OTLP is where spans of requests go.
 type OTLP struct {
-	Endpoint    string        `toml:"endpoint"` // of the collector; empty is off
-	HeadersFile string        `toml:"headers_file"`
-	SampleRatio float64       `toml:"sample_ratio"`
-	Timeout     time.Duration `toml:"timeout" min:"1ms" max:"10m"`
+	Endpoint    string  `toml:"endpoint"` // of the collector; empty is off
+	HeadersFile string  `toml:"headers_file"`
+	SampleRatio float64 `toml:"sample_ratio"`
 }
 
 // Which roots must be in service for a host to be ready.
@@ -177,8 +165,6 @@ type Root struct {
 	Region    string `toml:"region,omitempty"`     // empty: as the environment says
 	PathStyle bool   `toml:"path_style,omitempty"` // the bucket is in the path of requests
 	CAFile    string `toml:"ca_file,omitempty"`    // certificates of who may sign the endpoint's; empty: the system's
-	// Prices are what the bucket's server is paid; nil: not known.
-	Prices []float64 `toml:"prices,omitempty"`
 
 	Capacity    int64   `toml:"capacity" is:"size" reload:"yes"`
 	part        float64 // of its file system: what Capacity is made of, when it was loaded
@@ -203,7 +189,6 @@ type Store struct {
 	HostID      string        `toml:"host_id"`               // empty: from the machine's id
 	SharedPoll  time.Duration `toml:"shared_poll" min:"1ms"` // of roots that hosts share
 	SharedLapse time.Duration `toml:"shared_lapse" min:"4ms"`
-	Seed        int64         `toml:"seed"`
 }
 
 // Move bounds the copies between levels of roots.
@@ -212,7 +197,6 @@ type Move struct {
 	// Bandwidth is bytes per second; 0: no limit. A disk of 1.7 GB/s keeps what engines store where copies may take 2 GiB/s:
 	// BenchmarkNextLife.
 	Bandwidth int64         `toml:"bandwidth" is:"size"`
-	Waiting   time.Duration `toml:"waiting" min:"1s"`
 	Shutdown  time.Duration `toml:"shutdown"`
 }
 
@@ -230,29 +214,22 @@ const (
 type Engine struct {
 	// ThreadsPerGPU is 24: on an H200 with 16 cores, 24 workers loaded 4 to 20 % more than 16, with compression 15 to 20 %,
 	// and stored as much. 32 load no more (host/docs/lab).
-	ThreadsPerGPU       int           `toml:"threads_per_gpu" min:"1" max:"1024"`
-	SlotBytes           int64         `toml:"slot_bytes" is:"size" min:"1MiB" max:"1GiB"`
-	MaxStagingMemory    int64         `toml:"max_staging_memory" is:"size" min:"1MiB"`
-	ReadPreferringRatio float64       `toml:"read_preferring_ratio"`
-	MaxWriteQueue       time.Duration `toml:"max_write_queue"` // 0: no limit
-	DirectIO            bool          `toml:"direct_io"`
+	ThreadsPerGPU    int   `toml:"threads_per_gpu" min:"1" max:"1024"`
+	SlotBytes        int64 `toml:"slot_bytes" is:"size" min:"1MiB" max:"1GiB"`
+	MaxStagingMemory int64 `toml:"max_staging_memory" is:"size" min:"1MiB"`
+	DirectIO         bool  `toml:"direct_io"`
 }
 
 // GDS is how GPUs are used.
 type GDS struct {
-	CUDA       string `toml:"cuda" one:"auto off"`
-	CopyBlocks int    `toml:"copy_blocks" min:"1" max:"4096"`
+	CUDA string `toml:"cuda" one:"auto off"`
 
-	UseCuFile        bool   `toml:"use_cufile"`
-	BufferMiB        int    `toml:"buffer_mib" max:"1048576"`
-	MaxConcurrentOps int    `toml:"max_concurrent_ops" min:"1" max:"1024"`
-	HandleCache      int    `toml:"handle_cache" max:"65536"`
-	LogDir           string `toml:"log_dir"`
+	MaxDeviceMemory int64 `toml:"max_device_memory" is:"size"` // for the direct route; 0: everything is staged
 }
 
 // MayUseCuFile says whether libcufile may be loaded and has device memory to work with.
 func (c *Config) MayUseCuFile() bool {
-	return c.GDS.CUDA != CUDAOff && c.GDS.UseCuFile && c.GDS.BufferMiB > 0
+	return c.GDS.CUDA != CUDAOff && c.GDS.MaxDeviceMemory > 0
 }
 
 // TriesDirect says whether the direct route between a root and the GPUs is tried at start.
@@ -272,9 +249,6 @@ type Session struct {
 	MaxWait       time.Duration     `toml:"max_wait" min:"1ms"`
 	IdleExit      time.Duration     `toml:"idle_exit"` // 0: never
 	MaxSessions   int               `toml:"max_sessions" min:"1"`
-	MaxKeys       int               `toml:"max_keys" min:"1" max:"16777216"`
-	MaxChunks     int               `toml:"max_chunks" min:"1" max:"1048576"`
-	MaxMessage    int64             `toml:"max_message" is:"size" min:"64KiB" max:"1GiB"`
 	MaxRegistered int64             `toml:"max_registered" is:"size"` // of client memory
 	Pins          map[string]string // namespace fields that every session must have
 }

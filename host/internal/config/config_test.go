@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/regular"
 	"github.com/kvhost/kvhost/host/kv"
 	"golang.org/x/sys/unix"
@@ -163,7 +162,7 @@ shared = true
 		"http.listen":         "default",
 		"policy[1]":           "flag --policy",
 		"root[0]":             "file " + file + ":20",
-		"session.max_message": "default",
+		"session.max_sessions": "default",
 	} {
 		if got := l.Origins[path].String(); got != want {
 			t.Errorf("origin of %s is %q, want %q", path, got, want)
@@ -251,7 +250,7 @@ func TestPrintReadsBack(t *testing.T) {
 	testenv.OK(t, l.Print(&out))
 	for _, want := range []string{
 		"lease_ttl = \"1m30s\" # flag --session-lease-ttl", "durability = \"strict\" # env KVHOST_STORE_DURABILITY",
-		"listen = \"\" # file " + file, "seed = 1 # default",
+		"listen = \"\" # file " + file, "max_sessions = 1024 # default",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
@@ -484,14 +483,6 @@ func FuzzValues(f *testing.F) {
 	})
 }
 
-// Tools that read no configuration compile with the same limits.
-func TestCompileDefaults(t *testing.T) {
-	want := PolicyCompile{sandbox.DefaultMemory, sandbox.DefaultCPU, sandbox.DefaultTime}
-	if got := Default().PolicyCompile; got != want {
-		t.Errorf("default limits of compiling: got %+v, want %+v", got, want)
-	}
-}
-
 func TestMemoryBefore(t *testing.T) {
 	const gib = 1 << 30
 	for name, c := range map[string]struct {
@@ -572,7 +563,7 @@ func TestPeers(t *testing.T) {
 
 func TestPins(t *testing.T) {
 	file := write(t,
-		"[session]\nmax_keys = 8\n[session.pins]\ndtype = \"bf16\"\ntensor_parallel = 8\nreplicated = true\n\"group.0\" = \"prefix x\"\n[session.pins.extra]\nlora = \"a # b\"\n")
+		"[session]\nmax_sessions = 8\n[session.pins]\ndtype = \"bf16\"\ntensor_parallel = 8\nreplicated = true\n\"group.0\" = \"prefix x\"\n[session.pins.extra]\nlora = \"a # b\"\n")
 	l, err := Load(Source{File: file})
 	testenv.OK(t, err)
 	want := map[string]string{"dtype": "bf16", "tensor_parallel": "8", "replicated": "true", "group.0": "prefix x",

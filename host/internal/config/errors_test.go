@@ -35,7 +35,7 @@ func TestErrors(t *testing.T) {
 		{name: "small size", text: "[engine]\nslot_bytes = 65536\n", is: ErrValue, want: []string{"at least 1MiB"}},
 		{name: "bad duration", text: "[session]\nlease_ttl = 30\n", is: ErrValue,
 			want: []string{"k.toml:", `text such as "30s"`}},
-		{name: "bad ratio", text: "[engine]\nread_preferring_ratio = 1.5\n", is: ErrValue, want: []string{"0 to 1"}},
+		{name: "bad ratio", text: "[otlp]\nsample_ratio = 1.5\n", is: ErrValue, want: []string{"0 to 1"}},
 		{name: "policy key", text: "[[policy]]\nmodul = 'a'\n", is: ErrKey, want: []string{"k.toml:", `"module"`}},
 		{name: "policy table", text: "[policy]\nmodule = 'a'\n", is: ErrValue, want: []string{"[[policy]]"}},
 		{name: "policy role", text: "[[policy]]\nmodule='a'\n\n[[policy]]\nmodule = 'b'\nroles = ['evct']\n",
@@ -68,8 +68,8 @@ func TestErrors(t *testing.T) {
 		{name: "unknown route", text: "[[root]]\npath = \"x\"\nroute = \"fast\"\n", is: ErrValue,
 			want: []string{"root[0].route", "auto, direct, staged"}},
 		{name: "direct without cuFile",
-			text: "[gds]\nuse_cufile = false\n[[root]]\npath = \"x\"\nroute = \"direct\"\n", is: ErrValue,
-			want: []string{"root[0].route", "gds.use_cufile"}},
+			text: "[gds]\nmax_device_memory = 0\n[[root]]\npath = \"x\"\nroute = \"direct\"\n", is: ErrValue,
+			want: []string{"root[0].route", "gds.max_device_memory"}},
 		{name: "root without path", text: "[[root]]\ncapacity = 1\n", is: ErrValue,
 			want: []string{"k.toml:", "root[0].path"}},
 		{name: "root twice", text: "[[root]]\npath='a'\n[[root]]\npath='./a'\n", is: ErrValue,
@@ -159,5 +159,35 @@ func TestErrors(t *testing.T) {
 	}
 	if _, err := Load(Source{File: "no/such/file.toml"}); !errors.Is(err, ErrFile) || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("missing file: %v", err)
+	}
+}
+
+// A key that earlier hosts had is refused with what decides in its place, wherever it stands.
+func TestKeysThatAreGone(t *testing.T) {
+	for path, instead := range gone {
+		section, name, within := strings.Cut(path, ".")
+		head := "[" + section + "]\n"
+		if !within {
+			name = "x"
+		} else if arrayNamed(section) != nil {
+			head = "[[" + section + "]]\n"
+		}
+		_, err := Load(Source{File: write(t, head+name+" = 1\n")})
+		if !errors.Is(err, ErrKey) || !strings.Contains(err.Error(), instead) {
+			t.Errorf("%s in a file: got %v, want that it is gone, and %q", path, err, instead)
+		}
+		if arrayNamed(section) != nil || !within {
+			continue
+		}
+		if byPath[path] != nil {
+			t.Errorf("%s is gone, and there", path)
+		}
+		l, err := Load(Source{Env: []string{EnvName(path) + "=1"}})
+		if err != nil || len(l.Warnings) != 1 || !strings.Contains(l.Warnings[0], instead) {
+			t.Errorf("%s in the environment: got %v, %v, want a warning with %q", path, l, err, instead)
+		}
+		if why := Gone("--" + FlagName(path)); !strings.Contains(why, instead) {
+			t.Errorf("the flag of %s: got %q, want %q", path, why, instead)
+		}
 	}
 }

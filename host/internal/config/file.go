@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -113,12 +114,15 @@ func (r *fileReader) scalar(path string, value any) {
 // unknown is the error for a key that does not exist. It suggests the same name in another section, a similar one in
 // the same section, or any similar one; for a table, a similar section.
 func unknown(path string, value any) error {
-	if _, table := value.(map[string]any); table && !strings.Contains(path, ".") {
+	if _, table := value.(map[string]any); table && Gone(path) == "" && !strings.Contains(path, ".") {
 		names := sections()
 		for _, a := range arrays {
 			names = append(names, a.name)
 		}
 		return fmt.Errorf("%w: [%s]%s", ErrKey, path, Suggest(path, names))
+	}
+	if why := Gone(path); why != "" {
+		return fmt.Errorf("%w: %s%s", ErrKey, path, why)
 	}
 	section, name, dotted := strings.Cut(path, ".")
 	if !dotted {
@@ -175,7 +179,7 @@ func (r *fileReader) array(a *array, value any) {
 func (a *array) set(element any, name string, value any) error {
 	k := keyNamed(a.keys, name)
 	if k == nil {
-		return fmt.Errorf("%w: %s.%s%s", ErrKey, a.name, name, Suggest(name, namesOf(a.keys)))
+		return fmt.Errorf("%w: %s.%s%s", ErrKey, a.name, name, cmp.Or(Gone(a.name+"."+name), Suggest(name, namesOf(a.keys))))
 	}
 	if root, is := element.(*Root); is && name == "capacity" {
 		return root.setCapacity(k.Path(), value)

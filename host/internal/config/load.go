@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -127,7 +128,7 @@ func (l *Loaded) applyEnv(environ []string) error {
 			}
 		case k == nil:
 			l.Warnings = append(l.Warnings, fmt.Sprintf("%s is not a setting of kvhost%s", name,
-				Suggest(name, sorted(byEnv))))
+				cmp.Or(Gone(name), Suggest(name, sorted(byEnv)))))
 		default:
 			if err = k.parse(k.field(&l.Config), value); err == nil {
 				l.Origins[k.Path()] = origin

@@ -125,7 +125,7 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		case RouteAuto, RouteStaged, "":
 		case RouteDirect:
 			if !c.MayUseCuFile() {
-				bad(at+".route", "%q, which gds.use_cufile, gds.buffer_mib or gds.cuda forbids", r.Route)
+				bad(at+".route", "%q, which gds.max_device_memory or gds.cuda forbids", r.Route)
 			}
 		default:
 			bad(at+".route", "%q, want one of %s, %s, %s", r.Route, RouteAuto, RouteDirect, RouteStaged)
@@ -143,7 +143,7 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 			for _, set := range []struct {
 				key string
 				is  bool
-			}{{"endpoint", r.Endpoint != ""}, {"region", r.Region != ""}, {"path_style", r.PathStyle}, {"ca_file", r.CAFile != ""}, {"prices", r.Prices != nil}} {
+			}{{"endpoint", r.Endpoint != ""}, {"region", r.Region != ""}, {"path_style", r.PathStyle}, {"ca_file", r.CAFile != ""}} {
 				if set.is {
 					bad(at+"."+set.key, "%q is no root in a bucket, which has the path s3://bucket/prefix", r.Path)
 				}
@@ -207,7 +207,7 @@ func (r Root) validateApart(at string, bad func(path, format string, args ...any
 // Bucket is how a root in a bucket is reached.
 func (r Root) Bucket() s3fs.Config {
 	return s3fs.Config{
-		Path: r.Path, Endpoint: r.Endpoint, Region: r.Region, PathStyle: r.PathStyle, CAFile: r.CAFile, Prices: r.Prices,
+		Path: r.Path, Endpoint: r.Endpoint, Region: r.Region, PathStyle: r.PathStyle, CAFile: r.CAFile,
 		Shared: r.Shared,
 	}
 }

@@ -94,13 +94,19 @@ func (d *Devices) OpenGPUs(engine *transfer.Engine, yields func(), others ...sta
 	return nil
 }
 
+// cuFileOperations is how many are in flight on a GPU, each on a thread of its own.
+const cuFileOperations = 16
+
+// idleHandles is how many files stay registered with cuFile while they are not in use. Each takes a descriptor.
+const idleHandles = 256
+
 // maxWindow is the largest window of a copy thread. Larger slots are no faster and take device memory from the model.
 const maxWindow = 16 << 20
 
 // GPUConfig is how a configuration uses a GPU.
 func GPUConfig(c *config.Config) gds.Config {
 	use := gds.Config{
-		Threads: c.Engine.ThreadsPerGPU, Files: c.GDS.MaxConcurrentOps, Blocks: c.GDS.CopyBlocks,
+		Threads: c.Engine.ThreadsPerGPU, Files: cuFileOperations,
 		Window: int(c.Engine.SlotBytes), Codec: c.Compresses(),
 	}
 	if use.Codec {

@@ -31,7 +31,7 @@ func OpenFirst(c *config.Config) (*gds.GPU, error) {
 // OpenDirect loads cuFile for a GPU alone. Each thread has a slot of device memory for files of so many bytes, so that none
 // is staged for lack of one. Where the configuration forbids cuFile there is no route.
 func OpenDirect(c *config.Config, gpu *gds.GPU, fileBytes int64) (*gds.DirectRoute, error) {
-	if !c.GDS.UseCuFile {
+	if !c.MayUseCuFile() {
 		return nil, nil
 	}
 	lib, err := gds.LoadCuFile()
@@ -43,6 +43,6 @@ func OpenDirect(c *config.Config, gpu *gds.GPU, fileBytes int64) (*gds.DirectRou
 		return nil, errors.Join(lost, err)
 	}
 	_ = lib.StartStats() // an older cuFile has none; then the route is not named
-	room := max(int64(c.GDS.BufferMiB)<<20, int64(c.Engine.ThreadsPerGPU)*fileBytes)
-	return gds.NewDirectRoute(gpu, lib, gds.DirectConfig{BufferBytes: room, Handles: c.GDS.HandleCache})
+	room := max(c.GDS.MaxDeviceMemory, int64(c.Engine.ThreadsPerGPU)*fileBytes)
+	return gds.NewDirectRoute(gpu, lib, gds.DirectConfig{BufferBytes: room, Handles: idleHandles})
 }

@@ -46,7 +46,7 @@ func (d *Devices) FileSystem() staging.FS {
 	if !d.cfg.Engine.DirectIO {
 		fsys = staging.Buffered(fsys)
 	}
-	if d.driver == nil || !d.cfg.GDS.UseCuFile {
+	if d.driver == nil || !d.cfg.MayUseCuFile() {
 		return fsys
 	}
 	return staging.OnRemove(fsys, func(dev, ino uint64) {
@@ -183,7 +183,7 @@ func (d *Devices) openDirect() (routes map[*gds.GPU]*gds.DirectRoute, why error)
 	}
 	for _, g := range d.gpus {
 		route, err := gds.NewDirectRoute(g, c, gds.DirectConfig{
-			BufferBytes: int64(d.cfg.GDS.BufferMiB) << 20, Handles: d.cfg.GDS.HandleCache, Limit: d.cfg.Store.IOTimeout,
+			BufferBytes: d.cfg.GDS.MaxDeviceMemory, Handles: idleHandles, Limit: d.cfg.Store.IOTimeout,
 		})
 		if err != nil {
 			why = errors.Join(why, err)
@@ -202,11 +202,8 @@ func (d *Devices) openCuFile() (*gds.CuFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir := d.cfg.GDS.LogDir
-	if dir == "" {
-		dir = filepath.Dir(d.cfg.Socket)
-	}
-	if dir, err = filepath.Abs(dir); err != nil {
+	dir, err := filepath.Abs(filepath.Dir(d.cfg.Socket)) // where cuFile logs
+	if err != nil {
 		return nil, err
 	}
 	if err := c.Configure(dir); err != nil {

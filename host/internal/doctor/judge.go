@@ -104,7 +104,7 @@ func gpuVerdict(f *Facts, g *GPU, root *Root) Verdict {
 	case root.Bucket != nil:
 		v.Why = "objects are sent and received from memory of the host"
 	case f.CuFile.Forbid:
-		v.Why = "as configured: gds.use_cufile or gds.buffer_mib forbids the direct route"
+		v.Why = "as configured: gds.max_device_memory = 0 forbids the direct route"
 	case f.CuFile.Version == 0:
 		v.Why, v.Fix = "cuFile is not installed", "install libcufile (CUDA toolkit, gds-tools) for peer-to-peer DMA"
 	case f.CuFile.Failed != "":

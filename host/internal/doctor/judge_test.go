@@ -64,7 +64,7 @@ func machines() map[string]struct {
 	})
 	add("staged", func(w *config.Config, _ *Facts) { w.Roots[0].Route = RouteStaged })
 	add("forbidden", func(w *config.Config, f *Facts) {
-		w.GDS.UseCuFile, f.CuFile, f.Roots[0].CuFile = false, CuFile{Forbid: true},
+		w.GDS.MaxDeviceMemory, f.CuFile, f.Roots[0].CuFile = 0, CuFile{Forbid: true},
 			""
 	})
 	add("forced", func(w *config.Config, f *Facts) { w.Roots[0].Route, f.Machine.P2PDMA = RouteDirect, No })

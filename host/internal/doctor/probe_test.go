@@ -145,12 +145,12 @@ func TestProbeWithAndWithoutAGPU(t *testing.T) {
 	if f.Roots[0].Direct == Yes && f.Roots[0].CuFile != "ok" {
 		t.Errorf("root: got %+v, want cuFile to accept its files", f.Roots[0])
 	}
-	w.GDS.UseCuFile = false // then it is not even loaded
+	w.GDS.MaxDeviceMemory = 0 // then it is not even loaded
 	f, err = probe(context.Background(), w, system{"/"}, []string{double}, []string{"/nonexistent/libcufile.so"})
 	if err != nil || len(f.GPUs) == 0 || f.CuFile != (CuFile{Forbid: true}) || f.Roots[0].CuFile != "" {
 		t.Errorf("probe without cuFile: got %+v, %v", f, err)
 	}
-	w.GDS.UseCuFile = true
+	w.GDS.MaxDeviceMemory = 1 << 30
 	f, err = probe(context.Background(), w, system{"/"}, []string{"/nonexistent/libcuda.so"}, nil)
 	testenv.OK(t, err)
 	if r := Judge("test", w, 0, f); f.Driver.Failed == "" || r.Problems() != nil || r.Verdicts[0].Route != RouteStaged {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 )
@@ -52,16 +51,11 @@ var (
 	rootMemory   = newFamily("root_memory_bytes", "Memory of a root in memory: used and free are there, pending is to come.", "root state")
 	requests     = newFamily("bucket_requests_total", "Requests to the server of a root in a bucket; result is ok or error.", "root request result")
 	requestBytes = newFamily("bucket_bytes_total", "Bytes of objects from (read) and to (write) the server of a root in a bucket.", "root direction")
-	bucketCost   = newFamily("bucket_cost_per_day",
-		"What a day like the time since the start costs at the root's prices, for requests, for bytes read and for what is stored.", "root for")
 )
 
 func (h *Host) collectRoots(out series, st *store.Stats) {
-	used := map[string]int64{}
 	for i := range st.Roots {
-		r := &st.Roots[i]
-		used[r.Path] = r.Used
-		ofRoot.put(out, r, r.Path)
+		ofRoot.put(out, &st.Roots[i], st.Roots[i].Path)
 	}
 	for path, fsys := range h.Buckets {
 		s := fsys.Stats()
@@ -72,11 +66,6 @@ func (h *Host) collectRoots(out series, st *store.Stats) {
 		}
 		out.put(requestBytes, float64(s.Read), path, "read")
 		out.put(requestBytes, float64(s.Written), path, "write")
-		if cost, known := fsys.Cost(used[path]); known {
-			out.put(bucketCost, cost.Requests, path, "requests")
-			out.put(bucketCost, cost.Read, path, "read")
-			out.put(bucketCost, cost.Stored, path, "stored")
-		}
 	}
 	for path, fsys := range h.Memory {
 		m := fsys.Stats()
@@ -86,7 +75,7 @@ func (h *Host) collectRoots(out series, st *store.Stats) {
 	}
 }
 
-func (h *Host) rootStatus(r *store.RootStats) *proto.RootStatus {
+func rootStatus(r *store.RootStats) *proto.RootStatus {
 	out := &proto.RootStatus{Path: r.Path, Reason: r.Reason, Shared: r.Shared != nil, Compression: r.Why}
 	ofRoot.fill(out, r)
 	if !r.Since.IsZero() {
@@ -107,17 +96,5 @@ func (h *Host) rootStatus(r *store.RootStats) *proto.RootStatus {
 	default:
 		out.State = proto.RootState_ROOT_STATE_OUT
 	}
-	if b := h.Buckets[r.Path]; b != nil && out.Reason == "" {
-		out.Reason = costs(b.Cost(r.Used))
-	}
 	return out
-}
-
-// costs says what a bucket costs.
-func costs(c s3fs.Cost, known bool) string {
-	if !known {
-		return ""
-	}
-	return fmt.Sprintf("a day costs %.2f at its prices: %.2f for requests, %.2f for bytes read, %.2f for what is stored",
-		c.Requests+c.Read+c.Stored, c.Requests, c.Read, c.Stored)
 }

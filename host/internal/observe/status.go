@@ -22,7 +22,7 @@ func (h *Host) Status() *proto.StatusResponse {
 		out.Policies = append(out.Policies, shadowStatus(&st.Shadows[i]))
 	}
 	for i := range st.Roots {
-		out.Roots = append(out.Roots, h.rootStatus(&st.Roots[i]))
+		out.Roots = append(out.Roots, rootStatus(&st.Roots[i]))
 	}
 	for _, t := range h.Engine.Traffic() {
 		for i := range t.Routes {

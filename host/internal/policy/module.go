@@ -36,8 +36,6 @@ type Options struct {
 	Stop    func(error)
 	// Cache stores compiled code; optional.
 	Cache *sandbox.Cache
-	// Compile limits the compilation.
-	Compile sandbox.CompileLimits
 
 	// Profile collects the fuel of the module's functions. Calls are slow then, and have no limit of time.
 	Profile *sandbox.Profile

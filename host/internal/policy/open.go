@@ -105,7 +105,6 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	m.code, err = sandbox.Compile(ctx, &sandbox.Source{
 		Name: m.name, Digest: m.digest, Bytes: scan.Compilable(), Scan: scan, Roles: m.roles, Pages: pages,
 		Limits: opt.Fuel.Limits(m.manifest.Fuel), Counters: len(m.manifest.Counters), Log: m.log, Cache: opt.Cache,
-		Compile:  opt.Compile,
 		CPUClock: opt.cpuClock, Profile: opt.Profile,
 	})
 	if err != nil {

@@ -113,10 +113,10 @@ func (p *Set) locked(ctx context.Context, f func() error) error {
 }
 
 // open opens a module. The caller owns the reference and does not hold the turn: reading and compiling may take long, and
-// a change of another policy must not wait for it. cfg says where modules are and what compiling them may take.
+// a change of another policy must not wait for it. cfg says where modules are.
 func (p *Set) open(ctx context.Context, cfg *config.Config, label string, c *config.Policy) (*policy.Handle, error) {
 	opt := Options(cfg, c, p.cache, p.log)
-	opt.Stop, opt.Memory, opt.Compile = p.stop, p.memory, CompileLimits(cfg)
+	opt.Stop, opt.Memory = p.stop, p.memory
 	m, err := policy.Open(ctx, c.Module, opt)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)
@@ -160,12 +160,6 @@ func Options(cfg *config.Config, c *config.Policy, cache *sandbox.Cache, log *sl
 		opt.OnFault = policy.Stop
 	}
 	return opt
-}
-
-// CompileLimits are the limits of compiling a policy, by the configuration.
-func CompileLimits(cfg *config.Config) sandbox.CompileLimits {
-	c := &cfg.PolicyCompile
-	return sandbox.CompileLimits{Memory: c.Memory, CPU: c.CPU, Time: c.Time}
 }
 
 // OpenCache opens the cache of compiled policies that the configuration names. A named one that cannot be used is an

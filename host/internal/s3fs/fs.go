@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"math"
 	"net/http"
 	"os"
 	"path"
@@ -42,9 +41,6 @@ type Config struct {
 	Region    string // empty: as the environment says
 	PathStyle bool   // the bucket is in the path of requests, and not in the name of the host
 	CAFile    string // certificates of who may sign the server's; empty: the system's
-	// Prices are of 1,000 requests that write or list, of 1,000 that read, of a GB that is stored for a month, and of a GB that is
-	// read. Nil: not known.
-	Prices []float64
 	// Target is the name that a temporary is to get. It is false for what is none, and for one that does not tell.
 	Target func(temp string) (target string, is bool)
 	Holder string        // who a lock is held by, for others to read
@@ -72,7 +68,6 @@ type FS struct {
 	first  atomic.Int64 // bytes of the last read that was an object's first
 	top    string       // Config.Path, cleaned
 	dev    uint64
-	began  time.Time
 	proc   string // /proc, or what a test has in its place
 
 	mu      sync.Mutex
@@ -98,16 +93,13 @@ func Open(cfg Config) (*FS, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Prices) != 0 && (len(cfg.Prices) != 4 || !(slices.Min(cfg.Prices) >= 0) || math.IsInf(slices.Max(cfg.Prices), 1)) {
-		return nil, refuse("prices", "%v, want four, 0 or more: of 1,000 writes, 1,000 reads, a GB stored for a month, and a GB read", cfg.Prices)
-	}
 	cfg.Budget = cmp.Or(cfg.Budget, 12*time.Second)
 	cfg.Term, cfg.Part = cmp.Or(cfg.Term, 20*time.Second), cmp.Or(cfg.Part, 8<<20)
 	c, err := newClient(&cfg, bucket)
 	if err != nil {
 		return nil, err
 	}
-	f := &FS{client: c, cfg: cfg, began: time.Now(), proc: "/proc", top: path.Clean(cfg.Path), dev: 1<<62 | devices.Add(1),
+	f := &FS{client: c, cfg: cfg, proc: "/proc", top: path.Clean(cfg.Path), dev: 1<<62 | devices.Add(1),
 		pending: map[string]*upload{}, own: map[string]bool{}, leases: map[string]*lease{}, number: uint64(time.Now().UnixNano())}
 	f.may, f.free = f.mayWrite, c.apart(c.budget, c.answer)
 	if prefix != "" {
@@ -124,23 +116,6 @@ func misread(prefix string) (part string, bad bool) {
 		}
 	}
 	return "", false
-}
-
-// Cost is what a day costs.
-type Cost struct{ Requests, Read, Stored float64 }
-
-// Cost is that of a day like the time since the start, with so many bytes stored. It is false without prices.
-func (f *FS) Cost(stored int64) (c Cost, known bool) {
-	p, s, days := f.cfg.Prices, f.Stats(), time.Since(f.began).Hours()/24
-	if len(p) == 0 {
-		return c, false
-	}
-	writes, reads := s.Requests[Put]+s.Requests[Part]+s.Requests[Copy]+s.Requests[List], s.Requests[Get]+s.Requests[Head]
-	return Cost{
-		Requests: (float64(writes)*p[0] + float64(reads)*p[1]) / 1000 / days,
-		Stored:   float64(stored) / 1e9 * p[2] / 30,
-		Read:     float64(s.Read) / 1e9 * p[3] / days,
-	}, true
 }
 
 // Close ends the renewal of a lock that is held, and closes connections.

@@ -57,7 +57,7 @@ func runChild(ctx context.Context, r *request, wasm []byte) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	late := fmt.Errorf("%w: over %v (policy_compile.time)", ErrLimit, r.Limits.Time)
+	late := fmt.Errorf("%w: over %v", ErrLimit, r.Limits.Time)
 	ctx, cancel := context.WithTimeoutCause(ctx, r.Limits.Time, late)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe")
@@ -111,9 +111,9 @@ func ended(err error, state *os.ProcessState, words string, l *CompileLimits) er
 	first, _, _ := strings.Cut(strings.TrimSpace(words), "\n")
 	switch {
 	case state.ExitCode() == exitCPU, status.Signaled() && used >= l.CPU:
-		return fmt.Errorf("%w: over %v of processor time (policy_compile.cpu)", ErrLimit, l.CPU)
+		return fmt.Errorf("%w: over %v of processor time", ErrLimit, l.CPU)
 	case outOfMemory(words):
-		return fmt.Errorf("%w: over %d MiB of memory (policy_compile.memory)", ErrLimit, l.Memory>>20)
+		return fmt.Errorf("%w: over %d MiB of memory", ErrLimit, l.Memory>>20)
 	case strings.Contains(words, "stack overflow"):
 		return fmt.Errorf("%w: its blocks nest too deeply", ErrLimit)
 	case status.Signaled() && status.Signal() == syscall.SIGKILL:
