@@ -12,8 +12,8 @@ import (
 const (
 	// Suffix is how the name of a compressed module ends.
 	Suffix = ".wasm.zst"
-	// Base is the module that is the dictionary of the others.
-	Base = "lru"
+	// Base is the module that is the dictionary of the others: the one that has the most of the runtime.
+	Base = "fanout"
 )
 
 // errModule is returned for bytes that no module was compressed to, or that were compressed with another base.
@@ -45,6 +45,12 @@ func Encode(module, base []byte) ([]byte, error) {
 		return nil, fmt.Errorf("dist: %w", err)
 	}
 	return e.EncodeAll(module, nil), nil
+}
+
+// hasBase says whether a module was compressed with a base.
+func hasBase(packed []byte) bool {
+	var h zstd.Header
+	return h.Decode(packed) == nil && h.DictionaryID != 0
 }
 
 // Decode gives the module that was encoded with this base. The bytes are checked against the frame's checksum.

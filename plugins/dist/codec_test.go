@@ -21,10 +21,16 @@ func text(seed byte) []byte {
 func TestRoundTrip(t *testing.T) {
 	base, module := text(1), text(2)
 	packed := encode(t, base, nil)
+	if hasBase(packed) {
+		t.Error("the base is taken for a module that has one")
+	}
 	if got, err := Decode(packed, nil); err != nil || !bytes.Equal(got, base) {
 		t.Errorf("the base comes back as %d bytes, %v", len(got), err)
 	}
 	packed = encode(t, module, base)
+	if !hasBase(packed) {
+		t.Error("a module with a base is taken for the base")
+	}
 	if len(packed) > len(module)/8 {
 		t.Errorf("%d bytes of %d with a base that shares most of them", len(packed), len(module))
 	}

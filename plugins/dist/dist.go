@@ -10,6 +10,7 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 )
 
@@ -38,8 +39,12 @@ func Read(name string) ([]byte, error) {
 		return nil, fmt.Errorf("dist: no embedded policy %q: %w", name, fs.ErrNotExist)
 	}
 	var base []byte
-	if name != Base {
-		if base, err = Read(Base); err != nil {
+	if hasBase(packed) {
+		i := slices.IndexFunc(Names(), func(n string) bool { p, _ := files.ReadFile(n + Suffix); return !hasBase(p) })
+		if i < 0 {
+			return nil, fmt.Errorf("dist: embedded policy %q: %w", name, errModule)
+		}
+		if base, err = Read(Names()[i]); err != nil {
 			return nil, err
 		}
 	}

@@ -28,11 +28,11 @@ import (
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
-// chosen are the policies that an operator would choose, which the host has in it. The base of their compression is the first.
+// chosen are the policies that an operator would choose, which the host has in it.
 // The others are textbook policies to compare with.
 var chosen = []string{
-	dist.Base, "fifo", "s3fifo", "prefix", "reuse", // evict
-	"fanout", "striped", "llmd", // place
+	"lru", "fifo", "s3fifo", "prefix", "reuse", // evict
+	dist.Base, "striped", "llmd", // place
 	"layermajor", "blockmajor", // layout
 }
 
