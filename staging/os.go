@@ -122,7 +122,7 @@ func (osFS) Lock(name string) (io.Closer, error) {
 	return lockFile(newOSFile(fd, name, false))
 }
 
-// LockFile locks an open file until it is closed, for itself or, with [unix.LOCK_SH], beside others, without waiting: the error is [ErrLocked].
+// LockFile locks an open file until it is closed, alone or, with [unix.LOCK_SH], as one of several, without waiting: the error is [ErrLocked].
 // What cannot be locked is not.
 func LockFile(f File, how int) error {
 	if f.Fd() != NoFd && retry(func() error { return unix.Flock(int(f.Fd()), how|unix.LOCK_NB) }) == unix.EWOULDBLOCK {

@@ -27,6 +27,7 @@ const (
 	lenderEnv   = "KVHOST_TEST_NIXL_LENDER"   // makes the test's binary a process that lends
 	borrowerEnv = "KVHOST_TEST_NIXL_BORROWER" // or one that reads, again and again
 	manyEnv     = "KVHOST_TEST_NIXL_MANY"     // gives the lender a name of its process
+	learnerEnv  = "KVHOST_TEST_NIXL_LEARNER"  // or one that is told nonsense of another agent
 	lent        = 4 << 20                     // bytes of each of its regions
 	poison      = 0xa5
 	transports  = "UCX_TLS"
@@ -39,6 +40,10 @@ func TestMain(m *testing.M) {
 	}
 	if path := os.Getenv(borrowerEnv); path != "" {
 		borrow(path)
+	}
+	if path := os.Getenv(learnerEnv); path != "" {
+		learn(path)
+		return
 	}
 	os.Exit(m.Run())
 }
@@ -89,6 +94,62 @@ func borrow(path string) {
 		if n == 0 {
 			fmt.Println("it reads")
 		}
+	}
+}
+
+// learn loads metadata of an agent with bits that are others, or without an end. Another agent can be read all the same.
+func learn(path string) {
+	const seed, times = 53, 300
+	l, err := nixl.Open(path)
+	must(err)
+	lies, err := l.Agent("lies", 1)
+	must(err)
+	lends, err := l.Agent("lends", 1)
+	must(err)
+	reads, err := l.Agent("reads", 1)
+	must(err)
+	from, to := mapped(lent), mapped(lent)
+	fill(from, 1)
+	must(lies.Register(from))
+	must(lends.Register(from))
+	must(reads.Register(to))
+	good, err := lies.Metadata()
+	must(err)
+	random := rand.New(rand.NewPCG(seed, 0))
+	loaded := 0
+	for range times {
+		m := slices.Clone(good)
+		for range 1 + random.IntN(4) {
+			m[random.IntN(len(m))] ^= 1 << random.IntN(8)
+		}
+		if random.IntN(4) == 0 {
+			m = m[:random.IntN(len(m))]
+		}
+		if len(m) > 0 && reads.Load("lies", m) == nil {
+			loaded++
+		}
+		_ = reads.Forget("lies")
+	}
+	good, err = lends.Metadata()
+	must(err)
+	must(reads.Load("lends", good))
+	read, err := reads.Read(to, "lends", []nixl.Part{{Address: at(from), Bytes: lent}})
+	must(err)
+	for done := false; !done; {
+		done, err = read.Done()
+		must(err)
+	}
+	fmt.Println(loaded, "of", times, "were loaded, right:", bytes.Equal(from, to))
+}
+
+// TestNonsenseInMetadata: a peer that says nonsense of its memory does not end the process that is told.
+func TestNonsenseInMetadata(t *testing.T) {
+	testenv.Need(t, testenv.NIXL, testenv.OthersMemory)
+	c := exec.Command(os.Args[0])
+	c.Env = append(os.Environ(), learnerEnv+"="+path())
+	out, err := c.CombinedOutput()
+	if err != nil || !bytes.Contains(out, []byte("right: true")) {
+		t.Errorf("%v: %s", err, out[max(0, len(out)-2000):])
 	}
 }
 
