@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,8 +30,11 @@ type Piece struct {
 	file   staging.File
 	size   int64
 	head   Head
-	isLoad bool          // moves wait while it is open
-	move   *entries.Move // that copies it
+	isLoad bool               // moves wait while it is open
+	move   *entries.Move      // that copies it
+	header pieceformat.Header // once Verify has seen it
+	nearer sync.Once          // decides whether it comes nearer while it is read
+	copied *nearing           // nil: it does not
 	closed atomic.Bool
 }
 
@@ -137,6 +141,7 @@ func (p *Piece) Verify(head []byte) (*Head, error) {
 	if err := p.head.Read(&h, plan, head); err != nil {
 		return nil, err
 	}
+	p.header = h
 	return &p.head, nil
 }
 
@@ -171,6 +176,9 @@ func (p *Piece) Bad(cause error) {
 func (p *Piece) Close() {
 	if p.closed.Swap(true) {
 		return
+	}
+	if p.copied != nil {
+		p.copied.end()
 	}
 	if p.file != nil {
 		_ = p.file.Close() // it was only read

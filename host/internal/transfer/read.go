@@ -303,7 +303,11 @@ func (r *pieceReader) scatter(head *store.Head, lo, hi int, base int64) error {
 	if head.Compressed {
 		return r.scatterCompressed(head, lo, hi, base)
 	}
-	return r.scatterFrom(r.buf, head, lo, hi, base)
+	err := r.scatterFrom(r.buf, head, lo, hi, base)
+	if err == nil {
+		r.piece.Keep(lo, hi, r.buf, base)
+	}
+	return err
 }
 
 func (r *pieceReader) scatterFrom(src []byte, head *store.Head, lo, hi int, base int64) error {

@@ -210,46 +210,78 @@ func (v *Entry) Run(ctx context.Context, c *Copier) (again bool) {
 			v.end()
 		}
 	}()
-	r, n := v.From, &v.To.Count()[v.Kind]
-	r.Lock()
-	begun := !v.Cancelled() && r.Moves.BeginCopy(v.Move)
-	if begun {
-		v.Pieces = r.Index.Pieces(v.Slot)
-		r.Copies.Watch(v.Fingerprint, r.Set)
-		defer r.Copies.Unwatch(v.Fingerprint)
-	}
-	r.Unlock()
-	if !begun {
-		n.Cancelled.Add(1)
+	if !v.begin() {
+		v.To.Count()[v.Kind].Cancelled.Add(1)
 		return false
 	}
-	if err := v.copyAll(ctx, c); err != nil {
+	defer v.From.Copies.Unwatch(v.Fingerprint)
+	err := v.copyAll(ctx, c)
+	if ctx.Err() != nil && err != nil {
+		err = ErrCancelled
+	}
+	if errors.Is(err, ErrBehind) && !v.Cancelled() {
+		if v.tries++; v.tries < mostTries {
+			v.To.DropPart(v)
+			return true
+		}
+	}
+	v.account(err)
+	return false
+}
+
+// begin pins the entry for its copy, and says false when none can be made.
+func (v *Entry) begin() bool {
+	r := v.From
+	r.Lock()
+	defer r.Unlock()
+	if v.Cancelled() || !r.Moves.BeginCopy(v.Move) {
+		return false
+	}
+	v.Pieces = r.Index.Pieces(v.Slot)
+	r.Copies.Watch(v.Fingerprint, r.Set)
+	return true
+}
+
+// account enters what became of a copy that was begun, and removes what one that failed has left.
+func (v *Entry) account(err error) {
+	n := &v.To.Count()[v.Kind]
+	if err != nil {
 		v.To.DropPart(v)
-		if errors.Is(err, ErrRefused) {
-			n.Refused.Add(1)
-			return false
+	}
+	switch {
+	case err == nil:
+		if v.Then != nil {
+			v.Then()
 		}
-		if v.Cancelled() || errors.Is(err, ErrCancelled) || ctx.Err() != nil {
-			n.Cancelled.Add(1)
-			return false
-		}
-		if errors.Is(err, ErrBehind) {
-			if v.tries++; v.tries < mostTries {
-				return true
-			}
-			n.Shed.Add(1)
-			return false
-		}
+		n.Done.Add(1)
+		n.Bytes.Add(uint64(v.size))
+	case errors.Is(err, ErrRefused):
+		n.Refused.Add(1)
+	case v.Cancelled(), errors.Is(err, ErrCancelled):
+		n.Cancelled.Add(1)
+	case errors.Is(err, ErrBehind):
+		n.Shed.Add(1)
+	default:
 		n.Failed.Add(1)
 		v.To.Log(v, err)
-		return false
 	}
-	if v.Then != nil {
-		v.Then()
+}
+
+// BeginHere begins a move that is never queued: its caller has the bytes, and copies them. It says false, and the move is over, where
+// the level does not want the entry or it cannot be copied now. EndHere must follow otherwise.
+func (v *Entry) BeginHere() bool {
+	if wanted, known := v.wanted(); wanted && known && v.begin() {
+		return true
 	}
-	n.Done.Add(1)
-	n.Bytes.Add(uint64(v.size))
+	v.end()
 	return false
+}
+
+// EndHere ends a move that BeginHere has begun. The error says why there is no copy.
+func (v *Entry) EndHere(err error) {
+	v.account(err)
+	v.From.Copies.Unwatch(v.Fingerprint)
+	v.end()
 }
 
 // copyAll copies the pieces, or has them fetched.

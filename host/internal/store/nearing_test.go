@@ -1,0 +1,135 @@
+package store
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// beforeDisk is a fixture with memory before a directory, and entries that are in the directory alone.
+func beforeDisk(t *testing.T, entries uint64, change func(memory, far *RootConfig)) *fixture {
+	t.Helper()
+	memory, err := memfs.New(16<<20, slog.New(slog.DiscardHandler))
+	must(t, err)
+	t.Cleanup(func() { memory.Close() })
+	f := compressing(t, t.TempDir(), func(c *Config) {
+		near := RootConfig{
+			Path: "memory:", Medium: Medium{FS: memory, Traits: Memory}, ForPieces: true, Capacity: 16 << 20, MaxEntries: 64,
+		}
+		far := c.Roots[0]
+		far.Level, far.Compressed = 1, false
+		change(&near, &far)
+		c.Roots = []RootConfig{near, far}
+	})
+	f.takeOut(0)
+	for n := range entries {
+		must(t, f.storeHalf(n))
+	}
+	must(t, f.store.Maintain(t.Context(), 0, Probe))
+	return f
+}
+
+// loadRuns opens a piece as a load does, and hands runs of its extents on. It is not closed yet.
+func (f *fixture) loadRuns(l *Lease, i int, runs ...[2]int) *Piece {
+	f.Helper()
+	p, err := l.Open(i, 0)
+	must(f, err)
+	image := make([]byte, p.Size())
+	if _, err := p.File().ReadAt(image, 0); err != nil {
+		f.Fatal(err)
+	}
+	head, err := p.Verify(image)
+	must(f, err)
+	for _, run := range runs {
+		from, _ := head.At(run[0])
+		_, to := head.At(run[1] - 1)
+		if !head.Compressed {
+			must(f, kv.VerifyExtents(head.Plan, run[0], run[1], image[from:to], from-head.DataOffset, head.Table))
+		}
+		p.Keep(run[0], run[1], image[from:to], from-head.DataOffset)
+	}
+	return p
+}
+
+// checkAccounts compares each root's account with its index, and nothing may be pinned or reserved.
+func (f *fixture) checkAccounts() {
+	f.Helper()
+	for _, r := range f.store.roots {
+		must(f, r.idle())
+	}
+}
+
+func (f *fixture) isNear(n uint64) bool {
+	return f.store.roots[0].Has(fingerprintOf(f, n), index.Complete)
+}
+
+// TestLoadBringsNear: a piece that a load has read whole from a disk is in memory when the load ends, as it is on the disk, with no copy in
+// the background. What was not read whole is not there, nor what was being copied, and nothing of it stays reserved.
+func TestLoadBringsNear(t *testing.T) {
+	f := beforeDisk(t, 4, func(_, _ *RootConfig) {})
+	l := f.lookup(upTo(4)...)
+	f.loadRuns(l, 0, [2]int{2, 4}, [2]int{0, 2}, [2]int{4, 6}).Close() // in whatever order
+	equal(t, "an entry that was read whole is near", f.isNear(0), true)
+	f.loadRuns(l, 1, [2]int{0, 2}, [2]int{0, 2}, [2]int{4, 6}).Close()
+	equal(t, "an entry that was read in part is near", f.isNear(1), false)
+	first := f.loadRuns(l, 2, [2]int{0, 3})
+	f.loadRuns(l, 2, [2]int{0, 6}).Close()
+	equal(t, "an entry is near that another load began to copy", f.isNear(2), false)
+	p := f.loadRuns(l, 2, [2]int{3, 6})
+	first.Close()
+	p.Close()
+	equal(t, "an entry of which two loads read a part each is near", f.isNear(2), false)
+	n := f.moved(0, moves.Promotion)
+	equal(t, "copies by loads", n.Done.Load(), 1)
+	equal(t, "copies that were given up", n.Cancelled.Load(), 2)
+	if head, root := f.readHalf(0); root != "memory:" || head.Compressed {
+		t.Errorf("the first entry is read from %s, compressed %t; want memory:, false", root, head.Compressed)
+	}
+	l.Release()
+	f.settle()
+	for n := range uint64(4) { // the others come in the background
+		equal(t, "an entry is near in the end", f.isNear(n), true)
+		f.readHalf(n)
+	}
+	f.checkAccounts()
+}
+
+// TestLoadLeavesFar: what a load reads stays where it is if memory has or gets another form of it, or the policy does not want it.
+func TestLoadLeavesFar(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(near, far *RootConfig)
+	}{
+		{"compressed on the disk", func(_, far *RootConfig) { far.Compressed = true }},
+		{"compressed in memory", func(near, _ *RootConfig) { near.Compressed = true }},
+		{"no room in memory", func(near, _ *RootConfig) { near.Capacity = 64 << 10 }},
+		{"no memory", func(near, _ *RootConfig) { near.Path, near.Medium, near.ForPieces = t.TempDir(), Medium{}, false }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := beforeDisk(t, 1, c.change)
+			l := f.lookup(0)
+			f.loadRuns(l, 0, [2]int{0, 6}).Close()
+			equal(t, "the entry is near", f.isNear(0), false)
+			l.Release()
+			f.settle()
+			f.checkAccounts()
+		})
+	}
+}
+
+// TestLoadBringsNearWhileItGoes: an entry that is dropped while a load reads it is not near afterwards.
+func TestLoadBringsNearWhileItGoes(t *testing.T) {
+	f := beforeDisk(t, 1, func(_, _ *RootConfig) {})
+	l := f.lookup(0)
+	p := f.loadRuns(l, 0, [2]int{0, 6})
+	p.Bad(kv.ErrChecksum)
+	p.Close()
+	equal(t, "a dropped entry is near", f.isNear(0), false)
+	l.Release()
+	f.settle()
+	f.checkAccounts()
+}
