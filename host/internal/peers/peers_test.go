@@ -147,6 +147,15 @@ func newRigWith(t *testing.T, f *fake, c Config, hosts ...byte) *rig {
 	return r
 }
 
+// started begins what a host does, with a store of its own, until the test ends.
+func started(t *testing.T, p *Peers) {
+	t.Helper()
+	s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, p.Root(1)}})
+	testenv.OK(t, err)
+	p.Start(s)
+	t.Cleanup(func() { testenv.NoError(t, errors.Join(p.Close(), s.Close(), p.CloseFiles())) })
+}
+
 // names are those of the pieces that are borrowed.
 func (f *FS) names() []string {
 	f.mu.RLock()
@@ -527,10 +536,7 @@ func TestIdentities(t *testing.T) {
 			a.Cert, a.Key, a.CA = filesOf(t, ours, c.server, ours)
 			lends, err := New(a)
 			testenv.OK(t, err)
-			s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, lends.Root(1)}})
-			testenv.OK(t, err)
-			lends.Start(s)
-			t.Cleanup(func() { testenv.NoError(t, errors.Join(lends.Close(), s.Close(), lends.CloseFiles())) })
+			started(t, lends)
 			b := Config{Hosts: []string{lends.Addr()}}
 			if !c.plain {
 				b.Cert, b.Key, b.CA = filesOf(t, c.by, "127.0.0.1", c.believes)
@@ -583,10 +589,7 @@ func TestNameOfAnother(t *testing.T) {
 	c.Cert, c.Key, c.CA = filesOf(t, a, "127.0.0.3", a)
 	p, err := New(c)
 	testenv.OK(t, err)
-	s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, p.Root(1)}})
-	testenv.OK(t, err)
-	p.Start(s)
-	t.Cleanup(func() { testenv.NoError(t, errors.Join(p.Close(), s.Close(), p.CloseFiles())) })
+	started(t, p)
 	r := &rig{T: t, peers: p}
 	r.await("an answer of both", func() bool {
 		for _, x := range p.Stats() {
@@ -615,10 +618,7 @@ func TestLongMetadata(t *testing.T) {
 	newRig(t, &fake{nixl: make([]byte, mostMetadata)}) // it is here
 	p, err := New(Config{Hosts: []string{(&fake{nixl: make([]byte, mostMetadata+1)}).serve(t)}})
 	testenv.OK(t, err)
-	s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, p.Root(1)}})
-	testenv.OK(t, err)
-	p.Start(s)
-	t.Cleanup(func() { testenv.NoError(t, errors.Join(p.Close(), s.Close(), p.CloseFiles())) })
+	started(t, p)
 	r := &rig{T: t, peers: p}
 	r.await("what is wrong with it", func() bool {
 		s := p.Stats()
@@ -657,10 +657,7 @@ func TestAuthorityRenewed(t *testing.T) {
 		p, err := New(sides[i])
 		testenv.OK(t, err)
 		hosts[i] = p
-		s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, p.Root(1)}})
-		testenv.OK(t, err)
-		p.Start(s)
-		t.Cleanup(func() { testenv.NoError(t, errors.Join(p.Close(), s.Close(), p.CloseFiles())) })
+		started(t, p)
 	}
 	r := &rig{T: t, peers: hosts[1]}
 	is := func(want State) func() bool {
@@ -765,10 +762,7 @@ func TestSelfAndTwin(t *testing.T) {
 	p, err := New(Config{Listen: "127.0.0.1:0"})
 	testenv.OK(t, err)
 	p.cfg.Hosts = append(hosts, p.Addr())
-	s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, p.Root(1)}})
-	testenv.OK(t, err)
-	p.Start(s)
-	t.Cleanup(func() { testenv.NoError(t, errors.Join(p.Close(), s.Close(), p.CloseFiles())) })
+	started(t, p)
 	r := &rig{T: t, peers: p}
 	r.await("one is asked, one is its twin, and one is this host", func() bool {
 		count := map[State]int{}

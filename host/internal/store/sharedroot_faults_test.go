@@ -151,33 +151,6 @@ func TestAFailedProposal(t *testing.T) {
 	settled(t, dir, a)
 }
 
-// TestOneHostOrSeveral: a host that wants the root for itself and those that share it exclude each other.
-func TestOneHostOrSeveral(t *testing.T) {
-	dir := t.TempDir()
-	a := fellow(t, dir, "a", 60)
-	a.mustPut(0)
-	alone := a.cfg
-	alone.Roots = []RootConfig{{Path: dir, Capacity: alone.Roots[0].Capacity, MaxEntries: alone.Roots[0].MaxEntries}}
-	if s, err := Open(t.Context(), alone); !errors.Is(err, ErrRootBusy) {
-		if err == nil {
-			s.Close()
-		}
-		t.Errorf("alone beside a host that shares the root: %v", err)
-	}
-	must(t, a.store.Close())
-	s, err := Open(t.Context(), alone)
-	if err != nil {
-		t.Fatalf("alone after the others left: %v", err)
-	}
-	defer s.Close()
-	if s, err := Open(t.Context(), a.cfg); !errors.Is(err, ErrRootBusy) {
-		if err == nil {
-			s.Close()
-		}
-		t.Errorf("shared beside a host that has the root for itself: %v", err)
-	}
-}
-
 // TestAVictimHasNoOtherName: a host is paused while it removes the temporary of a piece that the evictor knows already,
 // because its own put of the piece met it. The evictor grants the piece's room only when the temporary has gone too.
 func TestAVictimHasNoOtherName(t *testing.T) {
