@@ -17,6 +17,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -35,43 +36,75 @@ import (
 const head = "# kubectl create namespace kvhost && kubectl apply -n kvhost -f this file. It is what the chart gives with its defaults\n" +
 	"# (and vllm.enabled=true for vllm.yaml): `make manifests` writes it.\n"
 
-type values = map[string]any
-
-// plain are the values of the plain manifests.
-var plain = values{"vllm": values{"enabled": true}}
-
-// good are values that the chart takes.
-var good = map[string]values{
-	"plain":      plain,
-	"no class":   {"runtimeClass": "", "nodeSelector": nil, "tolerations": nil},
-	"other user": {"user": 1, "state": "/data", "run": "/data/run", "vllm": values{"enabled": true}},
-	"all": {
-		"imagePullSecrets": []any{values{"name": "login"}}, "affinity": values{"nodeAffinity": values{}}, "priorityClassName": "high",
-		"podAnnotations": values{"a": "b"}, "env": []any{values{"name": "A", "value": "b"}},
-		"volumes":       []any{values{"name": "tokens", "secret": values{"secretName": "tokens"}}},
-		"volumeMounts":  []any{values{"name": "tokens", "mountPath": "/etc/tokens"}},
-		"config":        "[otlp]\nendpoint = \"http://collector:4318\"\n[[root]]\npath = \"/var/lib/kvhost/kv\"\n",
-		"networkPolicy": values{"egress": []any{values{"ports": []any{values{"protocol": "TCP", "port": 4318}}}}},
-		"podMonitor":    values{"enabled": true, "labels": values{"release": "prometheus"}},
-		"vllm":          values{"enabled": true, "args": []any{"--seed=1"}, "env": []any{values{"name": "B", "value": "c"}}, "hfTokenSecret": "hf"},
-	},
-	"peers":     {"peers": values{"secret": "kvhost-peers"}, "vllm": values{"enabled": true}},
-	"no policy": {"networkPolicy": values{"enabled": false}, "vllm": values{"enabled": true, "service": false}},
+// good are values files that the chart takes. Every text and number in them stands in an object as it is.
+var good = map[string]string{
+	"plain":      "vllm: {enabled: true}", // of the plain manifests
+	"no class":   `{runtimeClass: "", nodeSelector: null, tolerations: null}`,
+	"other user": "{user: 1, state: /data, run: /data/run, vllm: {enabled: true}}",
+	"all": `
+imagePullSecrets: [{name: login}]
+affinity: {nodeAffinity: {}}
+priorityClassName: high
+podAnnotations: {a: b}
+env: [{name: A, value: b}]
+volumes: [{name: tokens, secret: {secretName: tokens}}]
+volumeMounts: [{name: tokens, mountPath: /etc/tokens}]
+config: |
+  [otlp]
+  endpoint = "http://collector:4318"
+  [[root]]
+  path = "/var/lib/kvhost/kv"
+networkPolicy: {egress: [{ports: [{protocol: TCP, port: 4318}]}]}
+podMonitor: {enabled: true, labels: {release: prometheus}}
+vllm: {enabled: true, args: [--seed=1], env: [{name: B, value: c}], hfTokenSecret: hf}`,
+	"peers":     "{peers: {secret: kvhost-peers}, vllm: {enabled: true}}",
+	"no policy": "{networkPolicy: {enabled: false}, vllm: {enabled: true, service: false}}",
+	// What YAML takes for a number, a boolean, nothing, a comment, a mapping or a list, where nothing quotes it.
+	"texts": `
+image: "1e3"
+imagePullSecrets: [{name: "123"}]
+state: "/data,1/}"
+run: "/run]/&a"
+user: 2147483647
+runtimeClass: "0x1f"
+nodeSelector: {"1": "true"}
+tolerations: [{key: "2", operator: Equal, value: "no", tolerationSeconds: 3000000}]
+priorityClassName: "null"
+podAnnotations: {a: "1e9"}
+env: [{name: "7", value: "1000000"}, {name: "8", value: "2026-11-28"}]
+volumes: [{name: "9", secret: {secretName: "010", defaultMode: 288}}]
+volumeMounts: [{name: "9", mountPath: "/1"}]
+peers: {secret: "12e4"}
+networkPolicy: {metricsFrom: {a: "on"}}
+podMonitor: {enabled: true, labels: {b: "~"}}
+vllm:
+  enabled: true
+  image: "true"
+  model: "a: b #c"
+  replicas: 1000000
+  gpus: 2000000
+  args: ["{}", "- 1"]
+  env: [{name: C, value: "0.10"}]
+  hfTokenSecret: "1_000"`,
 }
 
-// bad are values that the chart refuses, and what it says.
-var bad = map[string]values{
-	"replicas":    {"vllm": values{"replicas": "abc"}},
-	"typo":        {"typo": 1},
-	"image":       {"image": ""},
-	"state":       {"state": "relative"},
-	"user":        {"user": 0},
-	"metricsFrom": {"networkPolicy": values{"metricsFrom": values{"kubernetes.io/metadata.name": nil}}},
-	"config":      {"config": "socket = 1"},
-	"limits":      {"resources": values{"limits": nil}},
-	"egress":      {"config": "[otlp]\n[[root]]\n"},
-	"peers":       {"peers": values{"secret": 1}},
+// bad are values files that the chart refuses, and what it says.
+var bad = map[string]string{
+	"replicas":     "vllm: {replicas: abc}",
+	"typo":         "typo: 1",
+	"image":        `image: ""`,
+	"state":        "state: relative",
+	"user":         "user: 0",
+	"metricsFrom":  "networkPolicy: {metricsFrom: {kubernetes.io/metadata.name: null}}",
+	"config":       "config: socket = 1",
+	"limits":       "resources: {limits: null}",
+	"egress":       `config: "[otlp]\n[[root]]\n"`,
+	"peers":        "peers: {secret: 1}",
+	"/env/0/value": "env: [{name: A, value: 1}]",
 }
+
+// releases are names and namespaces that helm takes.
+var releases = [][2]string{{"kvhost", "kvhost"}, {"1.blue", "kvhost"}, {"123", "1e3"}}
 
 func TestMain(*testing.M) {
 	update := flag.Bool("update", false, "write the plain manifests")
@@ -91,27 +124,28 @@ func run(dir string, update, config bool) error {
 	}
 	var errs []error
 	for says, v := range bad {
-		if _, err := render(c, "kvhost", v); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := render(c, releases[0], v); err == nil || !strings.Contains(err.Error(), says) {
 			errs = append(errs, fmt.Errorf("values that are wrong, %v: %v, want an error about %s", v, err, says))
 		}
 	}
 	for name, v := range good {
-		var seen [2]*objects // of two releases
-		for i, release := range []string{"kvhost", "1.blue"} {
+		seen := make([]*objects, len(releases))
+		for i, release := range releases {
 			files, err := render(c, release, v)
 			if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
+				return fmt.Errorf("%s, as %s: %w", name, release, err)
 			}
-			if seen[i], err = decode(files); err == nil {
-				err = seen[i].judge()
+			o, err := decode(files)
+			if err == nil {
+				seen[i], err = o, errors.Join(o.judge(), o.have(v, release))
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("%s, as %s: %w", name, release, err))
 			}
-			if name == "plain" && release == "kvhost" {
+			if name == "plain" && i == 0 {
 				errs = append(errs, compare(dir, files, update))
 				if config {
-					fmt.Print(seen[i].config.Data["kvhost.toml"])
+					fmt.Print(o.config.Data["kvhost.toml"])
 				}
 			}
 		}
@@ -120,7 +154,7 @@ func run(dir string, update, config bool) error {
 			errs = append(errs, fmt.Errorf("%s: two releases of a namespace have the same objects", name))
 		}
 	}
-	files, err := render(c, "kvhost", nil)
+	files, err := render(c, releases[0], "")
 	if files["vllm.yaml"] != "" {
 		errs = append(errs, errors.New("the chart deploys vLLM without being asked"))
 	}
@@ -141,9 +175,13 @@ func compare(dir string, files map[string]string, update bool) error {
 	return errors.Join(errs...)
 }
 
-// render gives the manifests, vLLM's apart.
-func render(c *chart.Chart, release string, v values) (map[string]string, error) {
-	top, err := chartutil.ToRenderValues(c, v, chartutil.ReleaseOptions{Name: release, Namespace: "kvhost"}, nil)
+// render gives the manifests, vLLM's apart. It reads a values file as helm's -f does: numbers are float64.
+func render(c *chart.Chart, release [2]string, file string) (map[string]string, error) {
+	v := map[string]any{}
+	if err := yaml.Unmarshal([]byte(file), &v); err != nil {
+		return nil, err
+	}
+	top, err := chartutil.ToRenderValues(c, v, chartutil.ReleaseOptions{Name: release[0], Namespace: release[1]}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -238,6 +276,51 @@ func decode(files map[string]string) (*objects, error) {
 		errs = append(errs, errors.New("no DaemonSet or no ConfigMap"))
 	}
 	return o, errors.Join(errs...)
+}
+
+// have says which texts and numbers of a values file, and of the release, are not in the objects.
+func (o *objects) have(file string, release [2]string) error {
+	var v any
+	if err := yaml.Unmarshal([]byte(file), &v); err != nil {
+		return err
+	}
+	all := fmt.Sprintf("%+v\n", o.monitor)
+	for _, part := range []any{o.host, o.engine, o.config, o.policy, o.service, o.peers} {
+		text, err := yaml.Marshal(part)
+		if err != nil {
+			return err
+		}
+		all += string(text)
+	}
+	var errs []error
+	var walk func(v any)
+	walk = func(v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			for _, below := range v {
+				walk(below)
+			}
+		case []any:
+			for _, below := range v {
+				walk(below)
+			}
+		case string:
+			if first, _, _ := strings.Cut(v, "\n"); !strings.Contains(all, first) {
+				errs = append(errs, fmt.Errorf("the text %q is in no object", v))
+			}
+		case float64:
+			if n := strconv.FormatInt(int64(v), 10); !strings.Contains(all, n) || n != fmt.Sprint(v) && strings.Contains(all, fmt.Sprint(v)) {
+				errs = append(errs, fmt.Errorf("the number %s is in no object, or as %v", n, v))
+			}
+		}
+	}
+	walk(v)
+	for _, m := range []metav1.ObjectMeta{o.host.ObjectMeta, o.config.ObjectMeta} {
+		if m.Namespace != release[1] || m.Labels["app.kubernetes.io/instance"] != release[0] {
+			errs = append(errs, fmt.Errorf("an object of %s in %s", m.Labels["app.kubernetes.io/instance"], m.Namespace))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // strict decodes as the server does: names of fields have one spelling.

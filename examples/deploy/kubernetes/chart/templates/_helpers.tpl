@@ -9,7 +9,7 @@
 {{/* By which objects select pods: of the host, or of vLLM. */}}
 {{- define "kvhost.selector" -}}
 app.kubernetes.io/name: {{ .part }}
-app.kubernetes.io/instance: {{ .top.Release.Name }}
+app.kubernetes.io/instance: {{ .top.Release.Name | quote }}
 {{- end }}
 
 {{- define "kvhost.labels" -}}
@@ -25,7 +25,7 @@ enableServiceLinks: false
 hostIPC: true
 hostPID: true
 {{- with .Values.runtimeClass }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
@@ -44,6 +44,6 @@ affinity:
 {{ toYaml . | indent 2 }}
 {{- end }}
 {{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
