@@ -379,7 +379,7 @@ func (b *belowFS) Statfs(name string) (Space, error) {
 	if err := retry(func() error { return unix.Fstatfs(fd, &st) }); err != nil {
 		return Space{}, pathError("statfs", name, err)
 	}
-	return spaceOf(&st), nil
+	return spaceOf(name, &st)
 }
 
 func (b *belowFS) Lock(name string) (io.Closer, error) {

@@ -269,3 +269,12 @@ func TestSlotsNear(t *testing.T) {
 		}
 	}
 }
+
+// A file system without blocks, as /proc and ramfs, is not one of 0 bytes.
+func TestStatfsWithoutASize(t *testing.T) {
+	for name, fsys := range map[string]FS{"OS": OS(), "Below": Below("/proc")} {
+		if s, err := fsys.Statfs("/proc"); !errors.Is(err, ErrNoSize) || s.Type != unix.PROC_SUPER_MAGIC {
+			t.Errorf("%s: statfs of /proc: %+v, %v, want ErrNoSize and the type", name, s, err)
+		}
+	}
+}

@@ -34,6 +34,7 @@ type FS interface {
 	SyncDir(name string) error
 	// SyncFS makes everything written to the file system of name durable: one flush for many files.
 	SyncFS(name string) error
+	// Statfs fails with [ErrNoSize] where the file system states no size; the Type is told all the same.
 	Statfs(name string) (Space, error)
 	// Lock takes the exclusive lock on the file name, which it makes if missing, without waiting: [ErrLocked] when
 	// another holds it. Closing the result, or the end of the process, releases it; the file remains. A directory that an
@@ -201,6 +202,8 @@ var (
 	ErrForeign = errors.New("staging: the directory belongs to another")
 	// ErrNotRegular means that what has the name of a file is none.
 	ErrNotRegular = errors.New("staging: not a regular file")
+	// ErrNoSize means that a file system, as ramfs does, says of itself that it has no blocks.
+	ErrNoSize = errors.New("staging: the file system states no size")
 	// ErrLinked means that a file that was to be written has several names.
 	ErrLinked = errors.New("staging: the file has several names")
 	// ErrKernel means that the kernel, or a sandbox around the process, cannot open files below a directory only.

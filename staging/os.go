@@ -94,18 +94,21 @@ func (osFS) Statfs(name string) (Space, error) {
 	if err := retry(func() error { return unix.Statfs(name, &st) }); err != nil {
 		return Space{}, pathError("statfs", name, err)
 	}
-	return spaceOf(&st), nil
+	return spaceOf(name, &st)
 }
 
-func spaceOf(st *unix.Statfs_t) Space {
+func spaceOf(name string, st *unix.Statfs_t) (s Space, err error) {
 	unit := int64(st.Frsize)
 	if unit == 0 {
 		unit = int64(st.Bsize)
 	}
+	if st.Blocks == 0 {
+		err = pathError("statfs", name, ErrNoSize)
+	}
 	return Space{
 		Total: int64(st.Blocks) * unit, Free: int64(st.Bfree) * unit, Available: int64(st.Bavail) * unit,
 		Type: int64(st.Type), ReadOnly: st.Flags&unix.ST_RDONLY != 0,
-	}
+	}, err
 }
 
 // Lock implements [FS]. It writes the process id into the file, for the error message of others.

@@ -3,10 +3,11 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // measure makes bytes of the capacities that are a part of the root's file system.
@@ -40,12 +41,11 @@ func fileSystemBytes(path string) (int64, error) {
 	}
 	got := make(chan answer, 1)
 	go func() { // ends with the system calls
-		var s unix.Statfs_t
-		err := unix.Statfs(path, &s)
-		if errors.Is(err, unix.ENOENT) {
-			err = unix.Statfs(filepath.Dir(filepath.Clean(path)), &s)
+		s, err := staging.OS().Statfs(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			s, err = staging.OS().Statfs(filepath.Dir(filepath.Clean(path)))
 		}
-		got <- answer{int64(s.Blocks) * int64(s.Bsize), err}
+		got <- answer{s.Total, err}
 	}()
 	select {
 	case a := <-got:

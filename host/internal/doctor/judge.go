@@ -173,7 +173,11 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 			}
 			continue
 		}
-		if want.Capacity > root.Total {
+		if root.Total == 0 {
+			if want.MinFree != (config.Amount{}) {
+				r.find(Warning, about, "remove min_free", "min_free has no effect, as its %s states no size: the capacity alone bounds the root", root.FS)
+			}
+		} else if want.Capacity > root.Total {
 			r.find(Problem, about, "set a capacity below the file system's size",
 				"capacity %s, but the file system has only %s", config.SizeText(want.Capacity), config.SizeText(root.Total))
 		} else if left := root.Available - max(want.MinFree.Bytes, int64(want.MinFree.Part*float64(root.Total))); want.Capacity > left {
@@ -184,8 +188,8 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 		if c.Engine.DirectIO && root.Direct == No {
 			r.find(Note, about, "", "%s does not support direct I/O: files go through the page cache", root.FS)
 		}
-		if root.FS == "tmpfs" {
-			r.find(Note, about, "", "its tmpfs is memory of the machine: what the root holds is gone after a boot")
+		if root.FS == "tmpfs" || root.FS == "ramfs" {
+			r.find(Note, about, "", "its %s is memory of the machine: what the root holds is gone after a boot", root.FS)
 		}
 		if root.HugePages == No {
 			r.find(Warning, about, "mount -o remount,huge=always "+root.Mount,

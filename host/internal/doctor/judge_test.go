@@ -94,6 +94,10 @@ func machines() map[string]struct {
 		huge.Path, huge.Tried, huge.Mount, huge.Missing, huge.HugePages = "/mnt/huge", "/mnt/huge", "/mnt/huge", false, Yes
 		f.Roots = []Root{small, huge}
 	})
+	add("ramfs", func(w *config.Config, f *Facts) {
+		w.Roots[0].MinFree = config.Amount{Part: 0.05}
+		f.Roots[0].FS, f.Roots[0].Device, f.Roots[0].Total, f.Roots[0].Available = "ramfs", "", 0, 0
+	})
 	add("no-parent", func(w *config.Config, f *Facts) {
 		f.Roots[0].Path, f.Roots[0].Tried, f.Roots[0].Parent, f.Roots[0].Missing = "/mnt/nvme0/kv", "/mnt", "/mnt/nvme0", true
 	})
@@ -104,7 +108,7 @@ func machines() map[string]struct {
 		f.Machine.Memlock, f.Machine.FreeBytes = 8<<20, 1<<30
 		f.Roots[0].Total, f.Roots[0].NoReplace = 500<<30, No
 		f.Roots = append(f.Roots,
-			Root{Path: "/root/kv", Tried: "/root", Missing: true, Node: -1, FS: "xfs", Device: "nvme1n1",
+			Root{Path: "/root/kv", Tried: "/root", Missing: true, Node: -1, FS: "xfs", Device: "nvme1n1", Total: 1 << 40, Available: 1 << 39,
 				Failed: "open /root/.kvhost-check-1: permission denied"},
 			Root{Path: "/dev/shm/kv", Tried: "/dev/shm", Missing: true, Node: -1, FS: "tmpfs", Total: 200 << 30,
 				Available: 10 << 30, Writable: true, Direct: No, NoReplace: Yes})

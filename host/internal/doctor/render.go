@@ -136,9 +136,13 @@ func (r *Report) root(w io.Writer, root *Root, capacity int64) {
 	if root.Direct == Yes && root.MemAlign > 0 {
 		direct += fmt.Sprintf(", aligned to %d (memory) and %d (offset)", root.MemAlign, root.OffAlign)
 	}
-	fmt.Fprintf(w, "root\t%s%s: %s on %s%s; capacity %s, %s of %s available; %s\n", root.Path, at, root.FS,
+	room := "its file system states no size"
+	if root.Total > 0 {
+		room = config.SizeText(root.Available) + " of " + config.SizeText(root.Total) + " available"
+	}
+	fmt.Fprintf(w, "root\t%s%s: %s on %s%s; capacity %s, %s; %s\n", root.Path, at, root.FS,
 		cmp.Or(root.Device, "no disk"), node(root.Node),
-		config.SizeText(capacity), config.SizeText(root.Available), config.SizeText(root.Total), direct)
+		config.SizeText(capacity), room, direct)
 }
 
 func node(n int) string {

@@ -52,14 +52,17 @@ func (s system) probeRoot(path string, ask func(fd int) string) Root {
 		r.Failed = err.Error()
 		return r
 	}
-	if space, err := staging.OS().Statfs(r.Tried); err == nil {
-		r.Total, r.Available = space.Total, space.Available
-		if r.FS = fsNames[space.Type]; r.FS == "" {
-			r.FS = fmt.Sprintf("%#x", space.Type)
-		}
-		if space.Type == unix.TMPFS_MAGIC {
-			r.Mount, r.HugePages = s.tmpfs(r.Tried)
-		}
+	space, err := staging.OS().Statfs(r.Tried)
+	if err != nil && !errors.Is(err, staging.ErrNoSize) {
+		r.Failed = err.Error()
+		return r
+	}
+	r.Total, r.Available = space.Total, space.Available
+	if r.FS = fsNames[space.Type]; r.FS == "" {
+		r.FS = fmt.Sprintf("%#x", space.Type)
+	}
+	if space.Type == unix.TMPFS_MAGIC {
+		r.Mount, r.HugePages = s.tmpfs(r.Tried)
 	}
 	if r.Device = s.device(info.Dev); r.Parent != "" {
 		return r // nothing is to be learned from a file in another directory

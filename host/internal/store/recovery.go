@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -146,9 +147,12 @@ func (r *root) recover(ctx context.Context) error {
 	return r.owner.recover(ctx)
 }
 
-// warnOfSpace says that the file system has less room than the root is to take.
+// warnOfSpace says that the file system has less room than the root is to take, or does not tell what is to be left free.
 func (r *root) warnOfSpace(room func(staging.Space) int64) {
 	space, err := r.FS.Statfs(r.Path)
+	if errors.Is(err, staging.ErrNoSize) && r.Account.Floor() {
+		r.Log.Warn("min_free has no effect, as the file system states no size: the capacity alone bounds the root")
+	}
 	if err != nil {
 		return
 	}

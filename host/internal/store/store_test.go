@@ -642,3 +642,23 @@ func TestPromisedCapacityIsJudged(t *testing.T) {
 		}
 	}
 }
+
+// noSize is a file system that states no size, as ramfs.
+type noSize struct{ staging.FS }
+
+func (noSize) Statfs(string) (staging.Space, error) { return staging.Space{}, staging.ErrNoSize }
+
+// A file system without a size evicts nothing for min_free, and it is said that it cannot.
+func TestFileSystemWithoutASize(t *testing.T) {
+	var log bytes.Buffer
+	f := newFixture(t, 4, 1, func(cfg *Config) {
+		cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+		cfg.Roots[0].FS, cfg.Roots[0].MinFree = noSize{staging.OS()}, 1<<40
+	})
+	f.mustPut(0, 1, 2, 3)
+	f.mustRead(0, 1, 2, 3)
+	must(t, f.store.Close())
+	if !strings.Contains(log.String(), "min_free has no effect") || strings.Contains(log.String(), "less room") {
+		t.Errorf("want a warning of min_free alone\n%s", log.String())
+	}
+}
