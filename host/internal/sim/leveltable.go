@@ -83,6 +83,3 @@ func share(part, whole int64) string {
 	}
 	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(whole))
 }
-
-// seconds has three digits, because two policies may save nearly the same.
-func seconds(s float64) string { return fmt.Sprintf("%.3g s", s) }

@@ -1,8 +1,12 @@
 package sim
 
 import (
+	"encoding/csv"
 	"fmt"
 	"io"
+	"math"
+	"reflect"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -16,7 +20,7 @@ func (o *Outcome) WriteTable(out io.Writer) error {
 		o.block(&b, i, "miss ratio", func(r *Result) string { return fmt.Sprintf("%.4f", r.MissRatio) })
 		o.block(&b, i, "prefix hit ratio", func(r *Result) string { return fmt.Sprintf("%.4f", r.PrefixHitRatio) })
 		if g.Options.Prefill.TokensPerSecond > 0 {
-			title := fmt.Sprintf("prefill saved, of %s", hours(o.At(i, 0, 0).RecomputeSeconds))
+			title := fmt.Sprintf("prefill saved, of %s", seconds(o.At(i, 0, 0).RecomputeSeconds))
 			o.block(&b, i, title, func(r *Result) string { return fmt.Sprintf("%.2f %%", 100*r.SavedRatio) })
 		}
 		o.block(&b, i, "M accesses/s in the policy loop", func(r *Result) string {
@@ -36,11 +40,42 @@ func (o *Outcome) WriteTable(out io.Writer) error {
 	return err
 }
 
-func hours(seconds float64) string {
-	if seconds < 7200 {
-		return fmt.Sprintf("%.0f s", seconds)
+// seconds has three digits at least, because two policies may save nearly the same.
+func seconds(s float64) string {
+	decimals := 0
+	for least := 100.0; s != 0 && math.Abs(s) < least && decimals < 9; least /= 10 {
+		decimals++
 	}
-	return fmt.Sprintf("%.1f h", seconds/3600)
+	return strconv.FormatFloat(s, 'f', decimals, 64) + " s"
+}
+
+// WriteCSV prints a slice of results: a column for each value, named as in JSON, with dots before what is within.
+func WriteCSV(out io.Writer, results any) error {
+	w, rows := csv.NewWriter(out), reflect.ValueOf(results)
+	for i := range rows.Len() {
+		var names, values []string
+		var add func(name string, v reflect.Value)
+		add = func(name string, v reflect.Value) {
+			switch v.Kind() {
+			case reflect.Struct:
+				for j := range v.NumField() {
+					add(name+"."+v.Type().Field(j).Tag.Get("json"), v.Field(j))
+				}
+			case reflect.Slice:
+				for j := range v.Len() {
+					add(name+"."+strconv.Itoa(j), v.Index(j))
+				}
+			default:
+				names, values = append(names, name[1:]), append(values, fmt.Sprint(v))
+			}
+		}
+		if add("", rows.Index(i)); i == 0 {
+			w.Write(names) // Flush keeps the error
+		}
+		w.Write(values)
+	}
+	w.Flush()
+	return w.Error()
 }
 
 // block is one table: a row per policy, a column per capacity.
