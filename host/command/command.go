@@ -27,6 +27,9 @@ func run(ctx context.Context, args []string) int {
 	root := newRoot()
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd(args...)
+	if c, _, err := root.Find([]string{"completion"}); err == nil {
+		wantCommand(c)
+	}
 	if cmd, _, _ := root.Find(args); cmd == root && len(args) == 2 && !strings.HasPrefix(args[0], "-") &&
 		slices.Contains([]string{"-h", "--help"}, args[1]) {
 		args = args[:1] // no command has that name, which the help would not say

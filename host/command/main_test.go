@@ -143,6 +143,9 @@ func TestWrongInput(t *testing.T) {
 	}{
 		{"unknown command", []string{"serv"}, exitUsage, []string{`"serv"`, "serve", "--help"}},
 		{"misspelled command", []string{"srve"}, exitUsage, []string{`did you mean "serve"?`}},
+		{"unknown shell", []string{"completion", "zzz"}, exitUsage, []string{`unknown command "zzz"`, "completion --help"}},
+		{"no shell", []string{"completion"}, exitUsage, []string{"want a subcommand"}},
+		{"sim in two forms", []string{"sim", "--trace", trace, "--json", "--csv"}, exitUsage, []string{"--csv", "--json"}},
 		{"misspelled subcommand", []string{"policy", "lst"}, exitUsage, []string{`did you mean "list"?`}},
 		{"configuration as a command", []string{"foo.toml"}, exitUsage, []string{"--config foo.toml"}},
 		{"unknown flag", []string{"--no-such-flag"}, exitUsage, []string{"--no-such-flag", "--help"}},

@@ -59,6 +59,14 @@ func wantArgs(least, most int, what string) cobra.PositionalArgs {
 	}
 }
 
+// wantCommand refuses a command without one of those below it.
+func wantCommand(cmd *cobra.Command) {
+	cmd.Args = noArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return usageError{fmt.Errorf("%s: want a subcommand", cmd.CommandPath())}
+	}
+}
+
 // noArgs refuses arguments, and suggests the command that was probably meant.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
