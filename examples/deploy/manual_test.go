@@ -1,6 +1,8 @@
 package main
 
 import (
+	"archive/zip"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,6 +41,35 @@ func TestManual(t *testing.T) {
 			if !strings.Contains(string(text), part) {
 				t.Errorf("%s has no %q:\n%.600s", name, part, text)
 			}
+		}
+	}
+}
+
+// The wheel has the pages and the completions of the packages, where pip installs them below the environment's share.
+func TestWheelHasTheManual(t *testing.T) {
+	t.Chdir(testenv.Root())
+	r := &release{version: "1.2.3", out: t.TempDir(), man: t.TempDir(), share: t.TempDir()}
+	files := map[string]string{}
+	for as, path := range map[string]string{
+		"man/man1/kvhost.1": r.man + "/kvhost.1", "man/man5/kvhost.toml.5": r.man + "/kvhost.toml.5",
+		"bash-completion/completions/kvhost": r.share + "/bash", "fish/vendor_completions.d/kvhost.fish": r.share + "/fish",
+		"zsh/site-functions/_kvhost": r.share + "/zsh",
+	} {
+		write(t, path, path, 0o644)
+		files["kvhost-1.2.3.data/data/share/"+as] = path
+	}
+	testenv.OK(t, r.wheel("amd64", "LICENSE")) // for a program
+	wheel, err := zip.OpenReader(filepath.Join(r.out, "kvhost-1.2.3-py3-none-manylinux_2_17_x86_64.whl"))
+	testenv.OK(t, err)
+	defer wheel.Close()
+	for name, want := range files {
+		f, err := wheel.Open(name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if got, err := io.ReadAll(f); err != nil || string(got) != want {
+			t.Errorf("%s: %q, %v, want what %s has", name, got, err, want)
 		}
 	}
 }

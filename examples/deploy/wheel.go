@@ -79,6 +79,23 @@ func (r *release) wheel(arch, binary string) error {
 	if err != nil {
 		return err
 	}
+	pages, err := filepath.Glob(filepath.Join(r.man, "*"))
+	if err != nil {
+		return err
+	}
+	share := map[string]string{ // files by their places below share
+		"bash-completion/completions/kvhost":    filepath.Join(r.share, "bash"),
+		"fish/vendor_completions.d/kvhost.fish": filepath.Join(r.share, "fish"),
+		"zsh/site-functions/_kvhost":            filepath.Join(r.share, "zsh"),
+	}
+	for _, page := range pages {
+		share["man/man"+page[len(page)-1:]+"/"+filepath.Base(page)] = page
+	}
+	for as, path := range share {
+		if err := read(name+".data/data/share/"+as, path); err != nil {
+			return err
+		}
+	}
 	readme, err := os.ReadFile(filepath.Join(pythonClient, "README.md"))
 	if err != nil {
 		return err
