@@ -210,7 +210,7 @@ func (l *Loaded) add(array, text string, origin Origin) error {
 	if given {
 		a, err := parseAmount(size)
 		if err != nil {
-			return fmt.Errorf("capacity of %s: %w", path, err)
+			return fmt.Errorf("capacity of %s: %w; a path with = in its last name ends in /, or has its capacity", path, err)
 		}
 		root.Capacity, root.part = a.Bytes, a.Part
 		l.Origins[at+".capacity"] = origin
