@@ -155,13 +155,13 @@ shared = true
 		t.Errorf("roots %+v, want %+v", c.Roots, want)
 	}
 	for path, want := range map[string]string{
-		"socket":              "file " + file + ":2",
-		"session.lease_ttl":   "file " + file + ":10",
-		"log.level":           "flag --log-level",
-		"log.format":          "env KVHOST_LOG_FORMAT",
-		"http.listen":         "default",
-		"policy[1]":           "flag --policy",
-		"root[0]":             "file " + file + ":20",
+		"socket":               "file " + file + ":2",
+		"session.lease_ttl":    "file " + file + ":10",
+		"log.level":            "flag --log-level",
+		"log.format":           "env KVHOST_LOG_FORMAT",
+		"http.listen":          "default",
+		"policy[1]":            "flag --policy",
+		"root[0]":              "file " + file + ":20",
 		"session.max_sessions": "default",
 	} {
 		if got := l.Origins[path].String(); got != want {
@@ -611,6 +611,34 @@ func TestPinFields(t *testing.T) {
 	}
 	if want := slices.Sorted(slices.Values(pinFields)); !slices.Equal(have, want) {
 		t.Errorf("a namespace has %q, the configuration takes %q", have, want)
+	}
+}
+
+// Variables of other caches are named at the start, with what kvhost has for each, and the page of names has them, too.
+func TestOthersNames(t *testing.T) {
+	page, err := os.ReadFile("../../docs/names.md")
+	testenv.OK(t, err)
+	example, err := os.ReadFile("../../../examples/kvhost.toml")
+	testenv.OK(t, err)
+	for _, key := range regexp.MustCompile("`(?:[a-z]+)\\.([a-z_]+)(?: = [^`]*)?`").FindAllStringSubmatch(string(page), -1) {
+		if !regexp.MustCompile(`(?m)^(# )?` + key[1] + ` = `).Match(example) {
+			t.Errorf("host/docs/names.md has %s, which is no key", key[0])
+		}
+	}
+	var environ []string
+	for name, ours := range othersNames {
+		environ = append(environ, name+"=1")
+		if !strings.Contains(string(page), "`"+name+"`") {
+			t.Errorf("host/docs/names.md does not name %s", name)
+		}
+		if key, _, _ := strings.Cut(ours, ","); strings.Contains(key, ".") && !strings.Contains(string(page), "`"+key+"`") {
+			t.Errorf("%s: %s is not in host/docs/names.md", name, key)
+		}
+	}
+	l, err := Load(Source{Env: append(environ, "LMCACHE_TRACK_USAGE=false", "CUFILE_ENV_PATH_JSON=x"), Flags: []Setting{{Key: "store.memory", Value: "0"}}})
+	testenv.OK(t, err)
+	if said := strings.Join(l.Warnings, "\n"); len(l.Warnings) != len(othersNames) || !strings.Contains(said, "LMCACHE_LOCAL_DISK is set") {
+		t.Errorf("%d warnings of %d variables:\n%s", len(l.Warnings), len(othersNames), said)
 	}
 }
 

@@ -51,7 +51,7 @@ func (o Origin) String() string {
 type Loaded struct {
 	Config   Config
 	Origins  map[string]Origin // by key path; array elements as "root[0]"; absent means default
-	Warnings []string          // about unknown KVHOST_ variables: an orchestrator may have set them
+	Warnings []string          // about variables that are no settings: an orchestrator, or another cache's setup, may have set them
 
 	replaced []Policy
 }
@@ -108,6 +108,9 @@ func (l *Loaded) applyEnv(environ []string) error {
 	link, links := "", 0
 	for _, pair := range environ {
 		name, value, _ := strings.Cut(pair, "=")
+		if ours := othersNames[name]; ours != "" && value != "" {
+			l.Warnings = append(l.Warnings, fmt.Sprintf("%s is set, and kvhost does not read it: it has %s (host/docs/names.md)", name, ours))
+		}
 		if !strings.HasPrefix(name, envPrefix) || name == EnvFile || name == envProgram {
 			continue
 		}
