@@ -26,7 +26,7 @@ FUZZ    ?= 1m
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins build install run test test-anywhere test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang contracts torture fuzz bench curves figures check vulnerabilities generate tools manifests dist hooks clean
+.PHONY: all help plugins build install run test test-anywhere test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang contracts torture fuzz bench curves figures check vulnerabilities generate tools manifests dist release hooks clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -191,6 +191,9 @@ manifests: .build/bin/check-kubernetes ## write the plain manifests of Kubernete
 
 dist: plugins .build/bin/nfpm ## wheels, tarballs, deb, rpm, bills of materials and checksums of amd64 and arm64, in .build/dist
 	$(GO) run ./examples/deploy -version '$(VERSION)' 
+
+release: plugins .build/bin/nfpm ## what dist writes, of a tag or of VERSION, with notes, and signed by MINISIGN_KEY (a file of minisign -G -W)
+	$(GO) run ./examples/deploy -release -version '$(VERSION)' -key '$(MINISIGN_KEY)'
 
 hooks: ## switch the hooks of .github/hooks on in this clone
 	git config core.hooksPath .github/hooks

@@ -1,13 +1,12 @@
 // Command deploy writes what a release consists of: for each architecture a tarball, a deb, an rpm and a wheel for Python, and a
-// bill of the materials in the binary; and their checksums. Two runs on one commit write the same bytes.
+// bill of the materials in the binary; the Helm chart; and their checksums. With -release notes and a signature come with it. Two runs
+// on one commit write the same bytes.
 // The tests install, run and check what is in this directory and what the command writes.
 //
 //	go run ./examples/deploy -version 1.2.3 -nfpm .build/bin/nfpm   # in the top directory
 package main
 
 import (
-	"archive/tar"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -29,6 +28,8 @@ type release struct {
 	out     string
 	nfpm    string
 	overlay string    // of go build; empty: none
+	key     string    // file of the key that signs; empty: nothing is signed
+	strict  bool      // only the version of a release will do
 	epoch   time.Time // of all files
 	own     string    // the binary of this machine's architecture
 	man     string    // directory of the manual's pages
@@ -41,6 +42,8 @@ func main() {
 	flag.StringVar(&r.out, "out", ".build/dist", "directory to write to, which is emptied before")
 	flag.StringVar(&r.nfpm, "nfpm", ".build/bin/nfpm", "the command that makes packages")
 	flag.StringVar(&r.overlay, "overlay", "", "passed to go build")
+	flag.BoolVar(&r.strict, "release", false, "write notes and a signature, too; the version must be that of a release")
+	flag.StringVar(&r.key, "key", "", "minisign's secret key, with which -release signs")
 	archs := flag.String("arch", "amd64,arm64", "architectures")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -56,6 +59,11 @@ func (r *release) run(ctx context.Context, archs []string) error {
 	r.version = packageVersion(r.version)
 	if err := r.date(ctx); err != nil {
 		return err
+	}
+	if r.strict {
+		if err := r.isRelease(); err != nil {
+			return err
+		}
 	}
 	if err := os.RemoveAll(r.out); err != nil {
 		return err
@@ -85,16 +93,25 @@ func (r *release) run(ctx context.Context, archs []string) error {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
 	}
-	return r.checksums()
+	errs := []error{r.chart()}
+	if r.strict {
+		errs = append(errs, r.notes())
+	}
+	errs = append(errs, r.checksums())
+	if r.strict {
+		errs = append(errs, r.sign())
+	}
+	return errors.Join(errs...)
 }
 
-// packageVersion is a version that begins with a digit, as packages need.
+// packageVersion is a version that begins with a digit, as packages need, and in which what comes before a release has a ~: dpkg and
+// rpm sort that before the release, and keep the - for what they add themselves.
 func packageVersion(version string) string {
 	version = strings.TrimPrefix(version, "v")
 	if version == "" || version[0] < '0' || version[0] > '9' || !strings.Contains(version, ".") {
 		version = "0.0.0~" + version
 	}
-	return strings.ReplaceAll(version, "-", "+") // which dpkg and rpm keep for what they add themselves
+	return strings.ReplaceAll(version, "-", "~")
 }
 
 // date is that of SOURCE_DATE_EPOCH, or of the commit.
@@ -170,38 +187,19 @@ var inTarball = []string{
 	"examples/monitoring/dashboard.json",
 }
 
-func (r *release) tarball(name, binary string) (err error) {
-	f, err := os.Create(name)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	z := gzip.NewWriter(f)
-	t := tar.NewWriter(z)
-	top := strings.TrimSuffix(filepath.Base(name), ".tar.gz")
-	add := func(path, as string, mode int64) error {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
+func (r *release) tarball(name, binary string) error {
+	top := strings.TrimSuffix(filepath.Base(name), ".tar.gz") + "/"
+	return r.archive(name, func(add func(path, as string, mode int64) error) error {
+		errs := []error{add(binary, top+"kvhost", 0o755)}
+		for _, path := range inTarball {
+			errs = append(errs, add(path, top+path, 0o644))
 		}
-		h := &tar.Header{Typeflag: tar.TypeReg, Name: top + "/" + as, Mode: mode, Size: int64(len(text)), ModTime: r.epoch,
-			Uname: "root", Gname: "root", Format: tar.FormatUSTAR}
-		if err := t.WriteHeader(h); err != nil {
-			return err
+		pages, err := filepath.Glob(filepath.Join(r.man, "*"))
+		for _, path := range pages {
+			errs = append(errs, add(path, top+"man/"+filepath.Base(path), 0o644))
 		}
-		_, err = t.Write(text)
-		return err
-	}
-	errs := []error{add(binary, "kvhost", 0o755)}
-	for _, path := range inTarball {
-		errs = append(errs, add(path, path, 0o644))
-	}
-	pages, err := filepath.Glob(filepath.Join(r.man, "*"))
-	for _, path := range pages {
-		errs = append(errs, add(path, "man/"+filepath.Base(path), 0o644))
-	}
-	errs = append(errs, err)
-	return errors.Join(append(errs, t.Close(), z.Close())...)
+		return errors.Join(append(errs, err)...)
+	})
 }
 
 // checksums writes SHA256SUMS, which sha256sum -c reads.

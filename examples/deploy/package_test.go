@@ -3,6 +3,8 @@ package main
 import (
 	"debug/buildinfo"
 	"encoding/json"
+	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,19 +15,27 @@ import (
 	"syscall"
 	"testing"
 
+	"aead.dev/minisign"
+
 	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // distVersion is that of the releases that tests make.
 const distVersion = "1.2.3"
 
+// olderVersion is that of the release before.
+const olderVersion = "1.2.2"
+
+// previous is the deb of the release before; empty: one of the same sources.
+var previous = flag.String("previous", "", "a deb of the release before, which TestUpgrade replaces")
+
 // dist makes a release.
-func dist(out string, archs string) error {
+func dist(version, out, archs string) error {
 	with, err := overlay()
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "run", "./examples/deploy", "-version", "v"+distVersion, "-out", out, "-arch", archs,
+	cmd := exec.Command("go", "run", "./examples/deploy", "-version", "v"+version, "-out", out, "-arch", archs,
 		"-overlay", with)
 	cmd.Dir = testenv.Root()
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000")
@@ -37,13 +47,13 @@ func dist(out string, archs string) error {
 
 var released = sync.OnceValues(func() (string, error) {
 	dir := filepath.Join(shared, "release")
-	return dir, dist(dir, "amd64,arm64")
+	return dir, dist(distVersion, dir, "amd64,arm64")
 })
 
 // releaseDir is the directory of a release.
 func releaseDir(t *testing.T) string {
 	t.Helper()
-	testenv.Need(t, testenv.NFPM, testenv.Packages, testenv.Git)
+	testenv.Need(t, testenv.NFPM, testenv.Git)
 	dir, err := released()
 	testenv.OK(t, err)
 	return dir
@@ -61,12 +71,13 @@ var installed = []string{
 
 // A release has a tarball, packages and a bill of materials for each architecture, with the binary of that one in them.
 func TestDist(t *testing.T) {
+	testenv.Need(t, testenv.Packages)
 	dir := releaseDir(t)
 	sums := exec.Command("sha256sum", "--check", "--strict", "SHA256SUMS")
 	sums.Dir = dir
 	out, err := sums.CombinedOutput()
-	if err != nil || strings.Count(string(out), ": OK\n") != 10 {
-		t.Errorf("verify the checksums: %v, want 10 files that are OK\n%s", err, out)
+	if err != nil || strings.Count(string(out), ": OK\n") != 11 {
+		t.Errorf("verify the checksums: %v, want 11 files that are OK\n%s", err, out)
 	}
 	for arch, elf := range map[string]string{"amd64": "x86_64", "arm64": "aarch64"} {
 		deb := filepath.Join(dir, file(arch, ".deb"))
@@ -114,10 +125,10 @@ func TestDist(t *testing.T) {
 // Two releases of one commit are the same bytes.
 func TestDistIsReproducible(t *testing.T) {
 	dir, again := releaseDir(t), filepath.Join(t.TempDir(), "again")
-	testenv.OK(t, dist(again, "amd64"))
+	testenv.OK(t, dist(distVersion, again, "amd64"))
 	list, err := os.ReadDir(again)
-	if err != nil || len(list) != 6 {
-		t.Fatalf("files of the distribution: got %v, %v, want 6", list, err)
+	if err != nil || len(list) != 7 {
+		t.Fatalf("files of the distribution: got %v, %v, want 7", list, err)
 	}
 	for _, e := range list {
 		if e.Name() == "SHA256SUMS" {
@@ -153,16 +164,9 @@ func TestInstall(t *testing.T) {
 	if out, err := analyze("verify", "--root="+root, "kvhost.service"); err != nil || strings.TrimSpace(out) != "" {
 		t.Errorf("verify: %v\n%s", err, out)
 	}
-	inside := func(user string, args ...string) *exec.Cmd {
-		const script = `mount --make-rprivate / && mount -t proc proc "$0/proc" && user=$1 && shift && unset HOME KVHOST_REQUIRE_TOOLS &&
-exec chroot --userspec="$user:nogroup" "$0" kvhost "$@"`
-		cmd := exec.Command("/bin/sh", append([]string{"-c", script, root, user}, args...)...)
-		cmd.SysProcAttr = testenv.MountNamespace()
-		return cmd
-	}
 	const at = "/etc/kvhost/kvhost.toml"
 	// The documented first step, before the first start.
-	if out, err := inside("kvhost", "check", "--config", at).CombinedOutput(); err != nil || strings.Contains(string(out), "problem") {
+	if out, err := inside(root, "kvhost", "check", "--config", at).CombinedOutput(); err != nil || strings.Contains(string(out), "problem") {
 		t.Errorf("check after the installation: %v\n%s", err, out)
 	}
 	if out := must(t, "chroot", root, "kvhost", "--version"); out != "kvhost "+distVersion+"\n" {
@@ -180,11 +184,11 @@ exec chroot --userspec="$user:nogroup" "$0" kvhost "$@"`
 			must(t, "chroot", root, "rm", "-rf", dir)
 			must(t, "chroot", root, "install", "-d", "-m", "0700", "-o", user, dir)
 		}
-		out, err := inside(user, "check", "--config", at).CombinedOutput()
+		out, err := inside(root, user, "check", "--config", at).CombinedOutput()
 		if err != nil || strings.Count(string(out), "warning") != 1 || !strings.Contains(string(out), "not on loopback") {
 			t.Errorf("check as %s: %v, want one warning, of the address\n%s", user, err, out)
 		}
-		cmd := inside(user, "--config", at)
+		cmd := inside(root, user, "--config", at)
 		s := serve(t, cmd)
 		uid := strings.TrimSpace(must(t, "chroot", root, "id", "-u", user))
 		if n, err := strconv.Atoi(uid); err != nil {
@@ -213,6 +217,118 @@ exec chroot --userspec="$user:nogroup" "$0" kvhost "$@"`
 	}
 }
 
+// A newer package in the place of an older one, and the older one again, keep the configuration and every chunk.
+func TestUpgrade(t *testing.T) {
+	dir, base := releaseDir(t), bareDebian(t)
+	older := *previous
+	if older == "" {
+		out := t.TempDir()
+		testenv.OK(t, dist(olderVersion, out, "amd64"))
+		older = filepath.Join(out, strings.Replace(file("amd64", ".deb"), distVersion, olderVersion, 1))
+	}
+	root := t.TempDir()
+	testenv.OK(t, os.Chmod(root, 0o755))
+	must(t, "tar", "--numeric-owner", "-xf", base, "-C", root)
+	must(t, "cp", older, filepath.Join(root, "older.deb"))
+	must(t, "cp", filepath.Join(dir, file("amd64", ".deb")), filepath.Join(root, "newer.deb"))
+	trace := ""
+	for i := range 30 {
+		trace += fmt.Sprintf(`{"timestamp":%d,"input_length":256,"output_length":1,"hash_ids":[%d]}`+"\n", i, i)
+	}
+	write(t, filepath.Join(root, "trace.jsonl"), trace, 0o644)
+	const at = "/etc/kvhost/kvhost.toml"
+	for i, deb := range []string{"/older.deb", "/newer.deb", "/older.deb"} {
+		must(t, "chroot", root, "dpkg", "--install", deb)
+		if i == 0 {
+			config := filepath.Join(root, at)
+			write(t, config, "http.listen = \""+outside(t)+"\"\n"+strings.NewReplacer(`"10GiB"`, `"16MiB"`, "min_free", "# min_free").Replace(read(t, config)), 0o644)
+		}
+		s := serve(t, inside(root, "kvhost", "--config", at))
+		out, err := inside(root, "kvhost", "replay", "--socket", "/run/kvhost/kvhost.sock", "--trace", "/trace.jsonl", "--json").Output()
+		var replayed struct {
+			Hits       int
+			Mismatches int `json:"mismatched_bytes"`
+		}
+		testenv.OK(t, errors.Join(err, json.Unmarshal(out, &replayed)))
+		if want := min(i, 1) * 30; replayed.Hits != want || replayed.Mismatches != 0 {
+			t.Errorf("after %d installations: %d of 30 chunks are there, want %d\n%s", i+1, replayed.Hits, want, out)
+		}
+		s.stop()
+		if text := read(t, filepath.Join(root, at)); !strings.Contains(text, `"16MiB"`) {
+			t.Errorf("the configuration is not the operator's any more:\n%s", text)
+		}
+	}
+}
+
+// inside is a command of kvhost's in a root, as a user without anything of this environment's.
+func inside(root, user string, args ...string) *exec.Cmd {
+	const script = `mount --make-rprivate / && mount -t proc proc "$0/proc" && user=$1 && shift && unset HOME KVHOST_REQUIRE_TOOLS &&
+exec chroot --userspec="$user:nogroup" "$0" kvhost "$@"`
+	cmd := exec.Command("/bin/sh", append([]string{"-c", script, root, user}, args...)...)
+	cmd.SysProcAttr = testenv.MountNamespace()
+	return cmd
+}
+
+// Versions sort as their releases came, for dpkg and for pip.
+func TestVersionsSort(t *testing.T) {
+	testenv.Need(t, testenv.Packages, testenv.Python)
+	before := ""
+	for _, version := range []string{"0.1.0~git20261128.2e4370f", "0.1.0~git20261129.0e4370f", "v0.1.0-rc.1", "0.1.0-rc.2", "0.1.0-rc.10", "v0.1.0", "0.1.1", "0.2.0-rc.1"} {
+		after := packageVersion(version)
+		if before != "" {
+			must(t, "dpkg", "--compare-versions", before, "lt", after)
+			must(t, "python3", "-c", "import sys; from pip._vendor.packaging.version import Version as V; assert V(sys.argv[1]) < V(sys.argv[2]), sys.argv",
+				wheelVersion(before), wheelVersion(after))
+		}
+		before = after
+	}
+}
+
+// Notes have the changelog's section of the release, or of what is unreleased for a candidate, with links that lead from anywhere.
+func TestNotes(t *testing.T) {
+	t.Chdir(testenv.Root())
+	r := &release{version: "0.1.0~rc.1", out: t.TempDir(), strict: true}
+	testenv.OK(t, errors.Join(r.isRelease(), r.notes()))
+	text := read(t, filepath.Join(r.out, "NOTES.md"))
+	for _, part := range []string{"# kvhost 0.1.0-rc.1\n", "First public version", "## Upgrade and downgrade", "](https://github.com/kvhost/kvhost/blob/main/"} {
+		if !strings.Contains(text, part) {
+			t.Errorf("the notes have no %q:\n%s", part, text)
+		}
+	}
+	for version, says := range map[string]string{"0.1.0~git20261128.2e4370f": "no release", "9.9.9": "pyproject.toml is of"} {
+		r.version = version
+		if err := r.isRelease(); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("release of %s: %v, want %q", version, err, says)
+		}
+	}
+	if r.version = "9.9.9"; r.notes() == nil {
+		t.Error("notes of a release that the changelog does not have")
+	}
+}
+
+// A release is signed by the key that is given, with a password or without.
+func TestSigned(t *testing.T) {
+	public, secret, err := minisign.GenerateKey(nil)
+	testenv.OK(t, err)
+	plain, err := secret.MarshalText()
+	testenv.OK(t, err)
+	locked, err := minisign.EncryptKey("password", secret)
+	testenv.OK(t, err)
+	r := &release{version: "1.2.3", out: t.TempDir(), key: filepath.Join(t.TempDir(), "key")}
+	write(t, filepath.Join(r.out, "SHA256SUMS"), "sums\n", 0o644)
+	t.Setenv("MINISIGN_PASSWORD", "password")
+	for _, key := range [][]byte{plain, locked} {
+		write(t, r.key, string(key), 0o600)
+		testenv.OK(t, r.sign())
+		if !minisign.Verify(public, []byte("sums\n"), []byte(read(t, filepath.Join(r.out, "SHA256SUMS.minisig")))) {
+			t.Error("the signature is not the key's")
+		}
+	}
+	if t.Setenv("MINISIGN_PASSWORD", "another"); r.sign() == nil {
+		t.Error("a key was opened with another password")
+	}
+}
+
 // Versions of packages sort: those between two releases before the next one.
 func TestWheelVersions(t *testing.T) {
 	for version, want := range map[string]string{
@@ -221,6 +337,7 @@ func TestWheelVersions(t *testing.T) {
 		"0.0.0~2e4370f":                "0.0.0.dev0+2e4370f",
 		"0.1.0~git20261123.2e4.dirty":  "0.1.0.dev20261123+2e4.dirty",
 		packageVersion("0.1.0~git2.a"): "0.1.0.dev2+a",
+		packageVersion("v0.1.0-rc.1"):  "0.1.0rc1",
 	} {
 		if got := wheelVersion(version); got != want {
 			t.Errorf("wheel's version of %s: got %s, want %s", version, got, want)

@@ -23,12 +23,12 @@ const pythonClient = "host/client/python"
 // project is what a wheel has of the client's pyproject.toml.
 type project struct {
 	Project struct {
-		Name, Description string
-		RequiresPython    string `toml:"requires-python"`
-		License           struct{ Text string }
-		Dependencies      []string
-		Optional          map[string][]string          `toml:"optional-dependencies"`
-		EntryPoints       map[string]map[string]string `toml:"entry-points"`
+		Name, Version, Description string
+		RequiresPython             string `toml:"requires-python"`
+		License                    struct{ Text string }
+		Dependencies               []string
+		Optional                   map[string][]string          `toml:"optional-dependencies"`
+		EntryPoints                map[string]map[string]string `toml:"entry-points"`
 	}
 }
 
@@ -41,6 +41,7 @@ var gitVersion = regexp.MustCompile(`~git(\d+)\.`)
 // wheelVersion is a package's version by PEP 440.
 func wheelVersion(version string) string {
 	version = gitVersion.ReplaceAllString(version, ".dev$1+")
+	version = strings.Replace(version, "~rc.", "rc", 1)
 	return strings.Replace(version, "~", ".dev0+", 1)
 }
 

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"aead.dev/minisign"
+	"github.com/BurntSushi/toml"
+)
+
+// releaseVersion is that of a release or of its candidate, as packages have it.
+var releaseVersion = regexp.MustCompile(`^(\d+\.\d+\.\d+)(~rc\.\d+)?$`)
+
+// isRelease refuses a version that is none, or another than the sources say.
+func (r *release) isRelease() error {
+	v := releaseVersion.FindStringSubmatch(r.version)
+	if v == nil {
+		return fmt.Errorf("%s is the version of no release: check out its tag, such as v0.1.0-rc.1, or give VERSION=0.1.0-rc.1", r.version)
+	}
+	var p project
+	if _, err := toml.DecodeFile(filepath.Join(pythonClient, "pyproject.toml"), &p); err != nil {
+		return err
+	}
+	if p.Project.Version != v[1] {
+		return fmt.Errorf("%s is to be released, and %s/pyproject.toml is of %s", r.version, pythonClient, p.Project.Version)
+	}
+	return nil
+}
+
+// chartVersion is a package's version by Semantic Versioning, which Helm wants.
+func chartVersion(version string) string { return strings.Replace(version, "~", "-", 1) }
+
+var versionInChart = regexp.MustCompile(`(?m)^(version: |appVersion: ).*$`)
+
+// chart writes the Helm chart as helm package does, with the release's version.
+func (r *release) chart() error {
+	const from = "examples/deploy/kubernetes/chart"
+	version := chartVersion(r.version)
+	return r.archive(filepath.Join(r.out, "kvhost-"+version+".tgz"), func(add func(path, as string, mode int64) error) error {
+		return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			as, err := filepath.Rel(from, path)
+			if err == nil && as == "Chart.yaml" {
+				var text []byte
+				if text, err = os.ReadFile(path); err != nil {
+					return err
+				}
+				path = filepath.Join(r.share, as)
+				err = os.WriteFile(path, versionInChart.ReplaceAll(text, []byte(`${1}"`+version+`"`)), 0o644)
+			}
+			return errors.Join(err, add(path, "kvhost/"+as, 0o644))
+		})
+	})
+}
+
+// archive writes a compressed archive of the files that fill adds.
+func (r *release) archive(name string, fill func(add func(path, as string, mode int64) error) error) (err error) {
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	z := gzip.NewWriter(f)
+	t := tar.NewWriter(z)
+	err = fill(func(path, as string, mode int64) error {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: as, Mode: mode, Size: int64(len(text)), ModTime: r.epoch,
+			Uname: "root", Gname: "root", Format: tar.FormatUSTAR}
+		if err := t.WriteHeader(h); err != nil {
+			return err
+		}
+		_, err = t.Write(text)
+		return err
+	})
+	return errors.Join(err, t.Close(), z.Close())
+}
+
+// notes writes NOTES.md: what the changelog says of the release, how to upgrade, and what the next ones keep.
+func (r *release) notes() error {
+	const changes, promises = ".github/CHANGELOG.md", "host/docs/releases.md"
+	log, err := os.ReadFile(changes)
+	if err != nil {
+		return err
+	}
+	of := section(string(log), r.version)
+	if of == "" && strings.Contains(r.version, "~") {
+		of = section(string(log), "Unreleased")
+	}
+	if of == "" {
+		return fmt.Errorf("%s has no section %q", changes, "## "+r.version)
+	}
+	kept, err := os.ReadFile(promises)
+	if err != nil {
+		return err
+	}
+	_, kept, _ = bytes.Cut(kept, []byte("\n")) // its title
+	text := append(linked(changes, []byte("# kvhost "+chartVersion(r.version)+"\n\n"+of)), linked(promises, kept)...)
+	return os.WriteFile(filepath.Join(r.out, "NOTES.md"), text, 0o644)
+}
+
+// section is what a document has below a heading of the second order; empty: it has none.
+func section(text, title string) string {
+	_, text, found := strings.Cut(text, "\n## "+title+"\n")
+	if !found {
+		return ""
+	}
+	text, _, _ = strings.Cut(text, "\n## ")
+	return strings.TrimSpace(text) + "\n"
+}
+
+// sign writes SHA256SUMS.minisig by a key of `minisign -G -W`, or of -G with its password in MINISIGN_PASSWORD.
+func (r *release) sign() error {
+	if r.key == "" {
+		fmt.Println("SHA256SUMS is not signed: MINISIGN_KEY names no key file")
+		return nil
+	}
+	text, err := os.ReadFile(r.key)
+	if err != nil {
+		return err
+	}
+	var key minisign.PrivateKey
+	if minisign.IsEncrypted(text) {
+		key, err = minisign.DecryptKey(os.Getenv("MINISIGN_PASSWORD"), text)
+	} else {
+		err = key.UnmarshalText(text)
+	}
+	if err != nil {
+		return fmt.Errorf("the key %s: %w", r.key, err)
+	}
+	sums, err := os.ReadFile(filepath.Join(r.out, "SHA256SUMS"))
+	if err != nil {
+		return err
+	}
+	signed := minisign.SignWithComments(key, sums, "kvhost "+r.version, "signature of SHA256SUMS")
+	return os.WriteFile(filepath.Join(r.out, "SHA256SUMS.minisig"), signed, 0o644)
+}
