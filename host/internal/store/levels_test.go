@@ -736,14 +736,18 @@ func (p *ends) Admit(batch []abi.Candidate, dst []bool) {
 }
 
 // gate is a move that keeps the only worker until it is opened.
-type gate chan struct{}
+type gate struct{ shut, runs chan struct{} }
 
-func (g gate) Bytes() int64                            { return 0 }
-func (g gate) Level() int                              { return 1 }
-func (g gate) Run(context.Context, *moves.Copier) bool { <-g; return false }
-func (g gate) Shed()                                   {}
-func (g gate) Value() float64                          { return 1 }
-func (g gate) Cancelled() bool                         { return false }
+func (g gate) Bytes() int64 { return 0 }
+func (g gate) Level() int   { return 1 }
+func (g gate) Run(context.Context, *moves.Copier) bool {
+	close(g.runs)
+	<-g.shut
+	return false
+}
+func (g gate) Shed()           {}
+func (g gate) Value() float64  { return 1 }
+func (g gate) Cancelled() bool { return false }
 
 // farAway is a store of one prefix of 64 chunks, of which all but the last 16 are in the far level only. Its mover has
 // one worker.
@@ -760,15 +764,16 @@ func farAway(t *testing.T) *fixture {
 	return f
 }
 
-// shut keeps moves from being run until the gate is opened.
+// shut keeps moves from being run until the gate is opened. The gate has the worker when it returns: else that may take another move first.
 func (f *fixture) shut() (open func()) {
 	f.Helper()
-	g := make(gate)
-	open = sync.OnceFunc(func() { close(g) })
+	g := gate{make(chan struct{}), make(chan struct{})}
+	open = sync.OnceFunc(func() { close(g.shut) })
 	f.Cleanup(open)
 	if !f.store.mover.Offer(g) {
 		f.Fatal("the mover takes nothing")
 	}
+	<-g.runs
 	return open
 }
 
