@@ -394,8 +394,8 @@ func TestShedIsSaid(t *testing.T) {
 	var now atomic.Int64
 	now.Store(1e18)
 	var log bytes.Buffer
-	f := twoLevels(t, 8, 64, slowMoves, func(c *Config) {
-		c.Roots[0].Volatile, c.UpkeepEvery = true, time.Hour
+	f := twoLevels(t, 8, 64, func(c *Config) {
+		c.Roots[0].Volatile, c.UpkeepEvery, c.Moves.Workers = true, time.Hour, 1
 		c.Now = func() time.Time { return time.Unix(0, now.Load()) }
 		c.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	})
@@ -403,11 +403,12 @@ func TestShedIsSaid(t *testing.T) {
 		f.store.levels[0].sayShed()
 		return bytes.Count(log.Bytes(), []byte("copies to the next level are shed"))
 	}
+	f.shut()
 	f.mustPut(upTo(8)...)
 	equal(t, "lines while all is near", lines(), 0)
 	f.mustPut(8, 9, 10, 11)
 	equal(t, "lines once entries went", lines(), 1)
-	f.mustPut(12, 13, 14, 15, 16, 17, 18, 19) // more than have a copy by then
+	f.mustPut(12, 13, 14, 15, 16, 17, 18, 19)
 	equal(t, "lines within a minute", lines(), 1)
 	now.Add(int64(time.Minute))
 	equal(t, "lines a minute later", lines(), 2)
