@@ -128,10 +128,16 @@ func (osFS) Lock(name string) (io.Closer, error) {
 // LockFile locks an open file until it is closed, alone or, with [unix.LOCK_SH], as one of several, without waiting: the error is [ErrLocked].
 // What cannot be locked is not.
 func LockFile(f File, how int) error {
-	if f.Fd() != NoFd && retry(func() error { return unix.Flock(int(f.Fd()), how|unix.LOCK_NB) }) == unix.EWOULDBLOCK {
-		return fmt.Errorf("%w: %s", ErrLocked, f.Name())
+	lock := func() error {
+		if f.Fd() != NoFd && retry(func() error { return unix.Flock(int(f.Fd()), how|unix.LOCK_NB) }) == unix.EWOULDBLOCK {
+			return fmt.Errorf("%w: %s", ErrLocked, f.Name())
+		}
+		return nil
 	}
-	return nil
+	if w, watched := f.(*watchedFile); watched { // a server may not answer
+		return w.fs.call(Call{Op: OpLock, Name: f.Name(), Do: lock})
+	}
+	return lock()
 }
 
 // lockFile locks an open file, and closes it when that fails.

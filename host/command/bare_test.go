@@ -95,7 +95,7 @@ var nobodys = map[string]struct {
 // Nobody, with no capabilities, serves on another address than loopback, and compiles at each start where there is no
 // cache. The log and check say so, with the setting that mends it.
 func TestNobodyServes(t *testing.T) {
-	const fix = "Set policy_cache to a directory of this user"
+	const fix = "Set policy_cache to a directory that this user alone may write to"
 	for name, c := range nobodys {
 		t.Run(name, func(t *testing.T) {
 			dir := othersDir(t)

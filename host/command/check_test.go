@@ -52,9 +52,9 @@ func TestCheckWantsWhatTheHostTries(t *testing.T) {
 		direct bool
 		memory int64 // MiB
 	}{
-		"by default":     {func(*config.Config) {}, true, true, 1024 + 96},
-		"no buffer":      {func(c *config.Config) { c.GDS.MaxDeviceMemory = 0 }, false, false, 96},
-		"cuda off":       {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false, 0},
+		"by default": {func(*config.Config) {}, true, true, 1024 + 96},
+		"no buffer":  {func(c *config.Config) { c.GDS.MaxDeviceMemory = 0 }, false, false, 96},
+		"cuda off":   {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false, 0},
 		"compression": {func(c *config.Config) { c.Store.Compression = config.CompressionAuto }, true, true,
 			1024 + 4*2*96 + 1}, // windows twice as large, three times that beside them, and rows
 		"staged": {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false, 96},

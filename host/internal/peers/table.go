@@ -82,7 +82,7 @@ func (t *Table) drop(list int) {
 		s.mu.Lock()
 		cells := s.all()
 		for j := range cells {
-			if cells[j].has.And(^(uint64(1)<<list)) == 1<<list {
+			if cells[j].has.And(^(uint64(1) << list)) == 1<<list {
 				s.dead++
 			}
 		}

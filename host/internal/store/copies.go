@@ -60,7 +60,7 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 		Namespace: e.Namespace, Group: h.Group, Parent: h.Parent, Key: h.Key, Depth: h.Depth, Rank: h.Rank, Ranks: e.Pieces,
 		Tenant: h.Tenant, copy: &copyOf{e, h, l},
 	})
-	if errors.Is(err, moves.ErrBehind) { // what it waits for is offered before it is tried again
+	if errors.Is(err, moves.ErrBehind) && !e.Here { // what it waits for is offered before it is tried again
 		for _, r := range l.roots {
 			r.leaving.Step()
 		}

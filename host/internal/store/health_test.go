@@ -383,6 +383,29 @@ func TestOneRootCannotBeOpened(t *testing.T) {
 	}
 }
 
+// TestRootIsMadeLate: the directory of a root whose disk was not there at the start is made when it is, by a host whose addresses are taken: by
+// itself.
+func TestRootIsMadeLate(t *testing.T) {
+	disk := filepath.Join(t.TempDir(), "disk")
+	var taken atomic.Bool
+	f := newFixture(t, 40, 1)
+	must(t, f.store.Close())
+	f.cfg.UpkeepEvery, f.cfg.ScanWait = time.Millisecond, -1
+	f.cfg.Roots = append(f.cfg.Roots, f.cfg.Roots[0])
+	f.cfg.Roots[1].Path = filepath.Join(disk, "kv")
+	f.cfg.Making = func() error {
+		if taken.Load() {
+			return unix.EADDRINUSE
+		}
+		return nil
+	}
+	f.open()
+	equal(t, "a root without a disk", f.store.Stats().Roots[1].State, health.Out)
+	taken.Store(true)
+	must(t, os.Mkdir(disk, 0o700))
+	await(t, "the root is made", func() bool { return f.store.Stats().Roots[1].State == health.In })
+}
+
 // TestNoRootCanBeOpened: then there is nothing to serve with.
 func TestNoRootCanBeOpened(t *testing.T) {
 	dir := t.TempDir()

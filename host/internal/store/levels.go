@@ -33,6 +33,7 @@ type level struct {
 	roots    []*root
 	count    moves.Counters // counts moves to the level
 	said     saying         // what the log has of shed copies; only the upkeep of the first root uses it
+	nearing  atomic.Int64   // bytes of copies that loads make
 	early    earlies        // entries that are in a farther level, because memory was being allocated when they came
 	turnover turnover       // kept where the level is offered
 	hits     atomic.Uint64  // keys that lookups were granted here

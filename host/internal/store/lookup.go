@@ -56,7 +56,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	byPrefix := c.Lookup == kv.ByPrefix
 	w := walk{
 		wanted: wanted{class: c, keys: q.Keys, ranks: q.Ranks, pin: q.Pin, bounded: q.Pin || q.Lend,
-			several: s.catalog.Tenants.Several(), tenant: q.Tenant},
+			several: s.catalog.Tenants.Several(), tenant: q.Tenant, again: q.After != nil},
 		standing: standing{store: s, levels: s.levels}, lease: l, touches: s.requests.Begin(q.Request),
 	}
 	if q.Lend {
@@ -139,6 +139,7 @@ type wanted struct {
 	pin     bool // no hit and no touch
 	bounded bool // to PinShare
 	several bool // tenants, see TenantShare
+	again   bool // after another lease of the same request
 	tenant  uint32
 }
 
@@ -237,7 +238,7 @@ func (r *root) leased() float64 { return r.part(r.Index.Held()) }
 
 // part is the part of the root that so many entries have.
 func (r *root) part(entries uint32) float64 {
-	return float64(entries) / float64(max(1, r.Index.Len())) * (1 - r.Account.Free())
+	return float64(entries) / float64(max(1, r.Index.Len())) * r.Account.Taken()
 }
 
 // shares says whether an entry leaves others their part of the root. It is of owner.
@@ -247,7 +248,10 @@ func (w *walk) shares(r *root, e *index.Entry) bool {
 		return true
 	}
 	its, left, none := r.part(held), 1-r.leased(), e.Pins() == 0
-	if w.cause.Tenant != w.tenant {
+	switch {
+	case !none && w.again: // the lease before this one has it
+		return true
+	case w.cause.Tenant != w.tenant:
 		return !none || its < left/2
 	}
 	return its <= TenantShare && (!none || its < left)

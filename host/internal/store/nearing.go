@@ -13,6 +13,8 @@ import (
 // so: what no load reads whole, entries of several ranks, compressed pieces, and pieces that go from the file to the GPU directly.
 type nearing struct {
 	entry  *moves.Entry
+	level  *level // that it goes to
+	size   int64
 	put    *Put
 	memory staging.Segments // of the put's file
 	head   *Head            // of the piece
@@ -21,6 +23,9 @@ type nearing struct {
 	have []bool // by extent
 	left int    // extents that are not there yet
 }
+
+// nearingShare is the part of the nearest level that loads may fill at a time: until they end it cannot be evicted.
+const nearingShare = 0.25
 
 // Keep copies extents [lo, hi), which a load has verified, to the nearest level if the piece comes nearer so. src has the payload from base on.
 func (p *Piece) Keep(lo, hi int, src []byte, base int64) {
@@ -36,21 +41,35 @@ func (p *Piece) Keep(lo, hi int, src []byte, base int64) {
 // comeNearer begins the copy, if the nearest level is in memory and wants it.
 func (p *Piece) comeNearer() {
 	r, nearest := p.root, p.root.store.levels[0]
-	if !nearest.roots[0].cfg.Volatile {
+	if near := nearest.roots[0].cfg; !near.Volatile || near.Compressed { // what is compressed on the way is so in the background
 		return
 	}
+	size := p.header.FileBytes()
+	if room := int64(nearingShare * float64(nearest.roots[0].cfg.Capacity)); nearest.nearing.Add(size) > room {
+		nearest.nearing.Add(-size)
+		return
+	}
+	defer func() {
+		if p.copied == nil {
+			nearest.nearing.Add(-size)
+		}
+	}()
 	r.Lock()
 	if r.Index.Pieces(p.mark.Slot) != 1<<p.rank {
 		r.Unlock()
 		return
 	}
-	m := r.Moves.Copy(p.mark.Slot)
+	m := r.Moves.Take(p.mark.Slot)
 	r.Unlock()
 	if m == nil {
 		return
 	}
 	v := &moves.Entry{Move: m, Kind: moves.Promotion, From: &r.origin, To: nearest}
 	if !v.BeginHere() {
+		return
+	}
+	if v.Pieces != 1<<p.rank { // another rank's came since
+		v.EndHere(moves.ErrCancelled)
 		return
 	}
 	to, err := nearest.Begin(context.Background(), v, &p.header)
@@ -66,7 +85,7 @@ func (p *Piece) comeNearer() {
 		return
 	}
 	extents := len(p.head.Plan.Extents())
-	p.copied = &nearing{entry: v, put: t.Put, memory: memory, head: &p.head, have: make([]bool, extents), left: extents}
+	p.copied = &nearing{entry: v, level: nearest, size: size, put: t.Put, memory: memory, head: &p.head, have: make([]bool, extents), left: extents}
 }
 
 func (n *nearing) keep(lo, hi int, src []byte, base int64) {
@@ -85,6 +104,7 @@ func (n *nearing) keep(lo, hi int, src []byte, base int64) {
 
 // end publishes the copy if the load has read all of the piece.
 func (n *nearing) end() {
+	defer n.level.nearing.Add(-n.size)
 	if n.left > 0 {
 		n.put.Abort(moves.ErrCancelled)
 		n.entry.EndHere(moves.ErrCancelled)

@@ -5,9 +5,11 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // beforeDisk is a fixture with memory before a directory, and entries that are in the directory alone.
@@ -17,6 +19,7 @@ func beforeDisk(t *testing.T, entries uint64, change func(memory, far *RootConfi
 	must(t, err)
 	t.Cleanup(func() { memory.Close() })
 	f := compressing(t, t.TempDir(), func(c *Config) {
+		c.Moves.Workers = 1
 		near := RootConfig{
 			Path: "memory:", Medium: Medium{FS: memory, Traits: Memory}, ForPieces: true, Capacity: 16 << 20, MaxEntries: 64,
 		}
@@ -132,4 +135,34 @@ func TestLoadBringsNearWhileItGoes(t *testing.T) {
 	l.Release()
 	f.settle()
 	f.checkAccounts()
+}
+
+// TestLoadTakesOverPrefetch: a lookup asked for copies that still wait behind others; what its lease loads comes near by the load.
+func TestLoadTakesOverPrefetch(t *testing.T) {
+	f := beforeDisk(t, 2, func(_, _ *RootConfig) {})
+	open := f.shut()
+	l := f.prefetch(0, 1)
+	f.loadRuns(l, 0, [2]int{0, 6}).Close()
+	equal(t, "an entry that was read whole is near", f.isNear(0), true)
+	equal(t, "an entry that was not read is near", f.isNear(1), false)
+	l.Release()
+	open()
+	f.settle()
+	f.readHalf(0)
+	f.checkAccounts()
+}
+
+// TestLoadAwaitsNoMemory: a load does not wait for memory that is being allocated, which waits for loads.
+func TestLoadAwaitsNoMemory(t *testing.T) {
+	memory := &allocating{FS: staging.OS(), ready: 0, total: 16 << 20}
+	f := beforeDisk(t, 1, func(near, _ *RootConfig) {
+		near.Path, near.Medium = t.TempDir(), Medium{FS: memory, Traits: Traits{Volatile: true}}
+	})
+	f.lookup(0).Release()
+	l := f.lookup(0)
+	f.loadRuns(l, 0, [2]int{0, 6}).Close()
+	equal(t, "copies that waited for nothing", f.moved(0, moves.Promotion).Shed.Load(), 1)
+	equal(t, "state of the memory", f.store.Stats().Roots[0].State, health.In)
+	l.Release()
+	f.settle()
 }

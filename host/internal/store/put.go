@@ -93,7 +93,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 		s.renew(p)
 	}
 	for _, r := range s.roots {
-		if r.recovery.seeks() { // what was stored before may have the name that the policy gives now
+		if r.recovery.seeks() && (q.copy == nil || r.level == q.copy.level) { // what was stored before may have the name that the policy gives now
 			p.ask()
 			r.recovery.seek(p.class, &p.q.Key, p.q.Rank, p.class.Builtin(&p.q.Key, p.q.Rank), p.name)
 		}

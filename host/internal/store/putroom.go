@@ -168,6 +168,8 @@ func (s *Store) insert(ctx context.Context, p *Put) error {
 	case nearer == nil:
 	case err == nil:
 		nearer.early.add(early{p.root, p.mark})
+	case p.q.copy != nil && p.q.copy.entry.Here: // the memory would wait for loads, and a load for the memory
+		err = moves.ErrBehind
 	case refusedHere(err):
 		err = nearer.insert(ctx, p, false)
 	}

@@ -118,7 +118,7 @@ func (r *root) take(ctx context.Context) (err error) {
 	}
 	missing, err := health.MissingRoot(r.FS, r.Path, r.cfg.RequireMount)
 	if err == nil && missing {
-		if making := r.store.cfg.Making; making != nil && !dry && !r.cfg.NoDirectory {
+		if making := r.store.cfg.Making; making != nil && !dry && !r.cfg.NoDirectory && !r.unavailable.Load() { // a host that runs has its addresses
 			if err := making(); err != nil {
 				return err
 			}

@@ -104,6 +104,13 @@ func (a *Account) Free() float64 {
 	return float64(a.limit()-a.used) / float64(a.bounds.Capacity)
 }
 
+// Taken is the part of the limit that is in use.
+func (a *Account) Taken() float64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return min(1, float64(a.used)/float64(max(1, a.limit())))
+}
+
 // Lasting is the limit, but for that of a file system that was full for the first time: it may have room again in a moment.
 func (a *Account) Lasting() int64 {
 	a.mu.Lock()

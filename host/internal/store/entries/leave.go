@@ -108,6 +108,16 @@ func (s *Moves) Copy(slot uint32) *Move {
 	return s.begin(slot)
 }
 
+// Take is Copy for one that copies at once: a copy that only waits is not wanted any more.
+func (s *Moves) Take(slot uint32) *Move {
+	if m := s.of[slot]; m != nil && m.pins == 0 && !m.leaves && !m.through {
+		s.forget(m)
+		m.Cancel()
+		m.changed()
+	}
+	return s.Copy(slot)
+}
+
 func (s *Moves) begin(slot uint32) *Move {
 	m := &Move{Mark: Mark{slot, s.Index.Fingerprint(slot)}}
 	m.hits.Store(s.Hits.Of(slot))

@@ -83,8 +83,9 @@ func (d *Dir) Unlink(name string) error {
 func (d *Dir) remove(name string) error {
 	if d.readers {
 		if f, err := d.FS.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0); err == nil { // else it cannot be told
-			defer f.Close()
-			if staging.LockFile(f, unix.LOCK_EX) != nil {
+			err = staging.LockFile(f, unix.LOCK_EX)
+			_ = f.Close() // it was only opened; what is open when it is unlinked gets another name on NFS
+			if errors.Is(err, staging.ErrLocked) {
 				return fmt.Errorf("%w: %s", ErrRead, name)
 			}
 		}

@@ -75,8 +75,10 @@ type Entry struct {
 	To   Level
 	// Wanted says that the level has admitted the entry already.
 	Wanted bool
-	Then   func() // called when the copy is there
-	Ended  func() // called with the lock of the set when the move is over
+	// Here says that a load makes the copy: what would wait, or take long, is left to a copy in the background.
+	Here  bool
+	Then  func() // called when the copy is there
+	Ended func() // called with the lock of the set when the move is over
 
 	Namespace *catalog.Namespace
 	Pieces    uint64
@@ -270,6 +272,7 @@ func (v *Entry) account(err error) {
 // BeginHere begins a move that is never queued: its caller has the bytes, and copies them. It says false, and the move is over, where
 // the level does not want the entry or it cannot be copied now. EndHere must follow otherwise.
 func (v *Entry) BeginHere() bool {
+	v.Here = true
 	if wanted, known := v.wanted(); wanted && known && v.begin() {
 		return true
 	}
