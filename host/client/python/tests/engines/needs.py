@@ -30,6 +30,14 @@ def needs_directory(name: str, variable: str) -> Path:
     return directory
 
 
+def needs_fp8() -> None:
+    """Skips the calling test where vLLM for processors has no cache in fp8."""
+    import torch
+
+    if not (torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()):
+        pytest.skip("this processor has neither AVX-512 nor AMX, which vLLM's cache in fp8 needs")
+
+
 def _lacks(name: str, why: str) -> None:
     if name in os.environ.get("KVHOST_REQUIRE_TOOLS", "").split(","):
         raise ModuleNotFoundError(f"{why}, and KVHOST_REQUIRE_TOOLS names {name}")

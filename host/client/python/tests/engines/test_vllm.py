@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import vllm_model as model
-from needs import needs
+from needs import needs, needs_fp8
 from processes import Host, own_host, wait_for
 from vllm_engine import BLOCK, CHUNK, WARM, Answers, Engine, Tokens
 
@@ -378,6 +378,7 @@ def test_two_workers(setting: Setting, size: str) -> None:
 def test_fp8_and_heads_first(setting: Setting) -> None:
     """The cache has another dtype than the other engines': their chunks are not for it, and its own are. Bytes are
     compared, not tokens: with fp8 on a processor vLLM's own tokens differ from one cold run to the next."""
+    needs_fp8()
     setting.stop_engine()
     engine = Engine(
         setting.folder, "fp8", setting.llama, setting.host, blocks=2 * BLOCKS, vllm={"kv_cache_dtype": "fp8"},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import vllm_model as model
 from features import OLD
-from needs import needs
+from needs import needs, needs_fp8
 from test_vllm_tier import LENGTH, ROW, Lives, cached, counted, prompts, stored_parts, tokens, used_parts
 from vllm_engine import BLOCK, CHUNK, WARM, Answers, Tokens
 
@@ -61,6 +61,8 @@ def said_alone(folder: Path, config: dict[str, Any]) -> list[Tokens]:
 @pytest.mark.parametrize("feature, door", [(f, d) for f in OPTIONS for d in BOTH if d == "tier" or f not in IN_TEST_VLLM])
 def test_lives(lives: Lives, alone: list[Tokens], feature: str) -> None:
     """With ``fp8`` on a processor vLLM's own tokens differ from one cold run to the next: the hits count there."""
+    if feature == "fp8":
+        needs_fp8()
     lives.vllm, config, want = OPTIONS[feature], model.config(4), alone
     if feature == "sliding windows":
         config = model.config(5, window=300)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 import vllm_model as model
-from needs import needs
+from needs import needs, needs_fp8
 from processes import DEADLINE, Host, wait_for
 
 needs("vllm")
@@ -242,6 +242,8 @@ def make(tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(make: Callable[..., Rig], name: str) -> None:
+    if "fp8" in name:
+        needs_fp8()
     rig = make(LAYOUTS[name], "layout " + name)
     assert not rig.refusal
     key = os.urandom(32)

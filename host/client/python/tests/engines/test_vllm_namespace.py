@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import vllm_model
 from kvhost.shape import Group
-from needs import needs
+from needs import needs, needs_fp8
 
 needs("vllm")
 
@@ -214,6 +214,8 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("what", DECIDES)
 def test_what_decides_kv_decides_the_namespace(engine: Engine, what: str) -> None:
+    if what == "type of the cache":
+        needs_fp8()
     *before, change = DECIDES[what]
     for b in before:
         b(engine)
