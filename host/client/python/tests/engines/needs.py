@@ -30,11 +30,16 @@ def needs_directory(name: str, variable: str) -> Path:
     return directory
 
 
-def needs_fp8() -> None:
-    """Skips the calling test where vLLM for processors has no cache in fp8."""
+def has_fp8() -> bool:
+    """Whether vLLM for processors has a cache in fp8 here."""
     import torch
 
-    if not (torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()):
+    return torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def needs_fp8() -> None:
+    """Skips the calling test without that."""
+    if not has_fp8():
         pytest.skip("this processor has neither AVX-512 nor AMX, which vLLM's cache in fp8 needs")
 
 

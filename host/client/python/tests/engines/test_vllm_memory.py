@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 import vllm_model as model
-from needs import needs, needs_fp8
+from needs import has_fp8, needs, needs_fp8
 from processes import DEADLINE, Host, wait_for
 
 needs("vllm")
@@ -262,12 +262,14 @@ def test_layouts_do_not_share_chunks(make: Callable[..., Rig]) -> None:
     """Each has a namespace of its own, with dtype and layout."""
     texts = {}
     for name, layout in LAYOUTS.items():
+        if "fp8" in name and not has_fp8():
+            continue
         rig = make(layout, "apart")
         texts[name] = str(rig.namespace.message())
         assert rig.namespace.replicated == name.startswith("MLA")
         assert rig.namespace.dtype.startswith(layout.cache_dtype)
         rig.connector.shutdown()
-    assert len(set(texts.values())) == len(LAYOUTS) - 1
+    assert len(set(texts.values())) == len(texts) - 1
     assert texts["block outermost"] == texts["HND"]  # a page has the same bytes, wherever it lies
 
 
