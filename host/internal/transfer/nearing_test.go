@@ -51,9 +51,6 @@ func TestLoadBringsNear(t *testing.T) {
 		}{{"whole", nil}, {"layers", &transfer.Layers{}}} {
 			t.Run(name+"/"+by.name, func(t *testing.T) {
 				const chunks = 3
-				if geo.PageBytes()*chunks > 48<<20 {
-					t.Skip("memory would not hold it")
-				}
 				b := inANextLife(t, geo, chunks)
 				all := []int{0, 1, 2}
 				for _, from := range []string{b.root, "memory:"} {
