@@ -16,7 +16,7 @@ import (
 func inANextLife(t testing.TB, geo kv.Geometry, chunks int) *bench {
 	var memories [2]*memfs.FS
 	for i := range memories { // before the bench, so that they are closed after its store
-		m, err := memfs.New(64<<20, nil)
+		m, err := memfs.New(128<<20, nil) // loads fill a quarter of it at a time
 		testenv.OK(t, err)
 		t.Cleanup(func() { testenv.NoError(t, m.Close()) })
 		m.Start(nil)
@@ -24,7 +24,7 @@ func inANextLife(t testing.TB, geo kv.Geometry, chunks int) *bench {
 	}
 	near := func(life int) store.RootConfig {
 		return store.RootConfig{
-			Path: "memory:", Medium: store.Medium{FS: memories[life], Traits: store.Memory}, ForPieces: true, Capacity: 64 << 20,
+			Path: "memory:", Medium: store.Medium{FS: memories[life], Traits: store.Memory}, ForPieces: true, Capacity: 128 << 20,
 			Write: store.WriteThrough,
 		}
 	}
