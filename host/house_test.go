@@ -43,6 +43,7 @@ var rows = [][]string{
 	{"host/internal/budget"},
 	{"host/internal/peers"},
 	{"host/internal/server", "host/client"},
+	{"host/internal/drive"},
 	{"host/internal/config", "host/internal/replay"},
 	{"host/internal/doctor"},
 	{"host/internal/devices", "host/internal/observe", "host/internal/policyset", "host/internal/sim"},

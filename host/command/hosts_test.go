@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/drive"
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/replay"
@@ -158,7 +159,7 @@ func workload(t *testing.T) (requests [][]kv.Key) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		requests = append(requests, replay.ChainKeys(nil, q.HashIDs))
+		requests = append(requests, drive.ChainKeys(nil, q.HashIDs))
 	}
 	return requests
 }
@@ -184,7 +185,7 @@ func madeWorkload() (requests [][]kv.Key) {
 			id++
 			talks[at] = append(talks[at], id)
 		}
-		requests = append(requests, replay.ChainKeys(nil, talks[at]))
+		requests = append(requests, drive.ChainKeys(nil, talks[at]))
 	}
 	return requests
 }

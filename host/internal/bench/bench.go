@@ -4,14 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/drive"
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -43,11 +44,11 @@ type bench struct {
 	hosts    *hosts
 	pages    pages
 	image    [][]byte
-	got      [][]byte       // what was loaded
-	sessions []*session     // of each setting
-	stored   []chunk        // of the last round
-	slots    *staging.Slots // of the ceilings
-	rng      *rand.Rand
+	got      [][]byte            // what was loaded
+	sessions []*session          // of each setting
+	stored   []client.StoreChunk // of the last round
+	slots    *staging.Slots      // of the ceilings
+	blocks   *drive.Blocks
 	made     bool // Dir is one of its own
 }
 
@@ -109,7 +110,6 @@ func (b *bench) begin(ctx context.Context) error {
 	if len(b.Compression) == 0 {
 		b.Compression = []string{config.CompressionOff}
 	}
-	b.rng = rand.New(rand.NewPCG(1, 1))
 	if b.Direct != nil { // cuFile keeps files open, and their blocks are not free before it closes them
 		b.FS = staging.OnRemove(b.FS, b.Direct.Handles.Forget)
 	}
@@ -180,13 +180,19 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return err
 	}
 	blocks := b.Chunks * int(b.Geometry.Blocks)
+	b.blocks = drive.NewBlocks(b.Geometry, blocks, 1)
+	var device string
 	if b.GPU != nil {
+		device = b.GPU.UUID.String()
 		if err = b.slots.Register(b.GPU.Pinner()); err != nil {
 			return err
 		}
 		b.pages, err = newDevicePages(b.GPU, b.Geometry, blocks)
 	} else {
-		b.pages, err = newHostPages(b.Geometry, blocks)
+		var m *drive.Memory
+		if m, err = drive.NewMemory(b.Geometry, blocks); err == nil {
+			b.pages = hostPages{m}
+		}
 	}
 	if err != nil {
 		return err
@@ -196,16 +202,17 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	b.image, b.got = image(b.Geometry, blocks, content), image(b.Geometry, blocks, nil)
-	group := shared{namespace: b.namespace(), blocks: uint32(blocks)}
-	if err = b.pages.share(&group); err != nil {
-		return err
-	}
 	for _, setting := range b.Compression {
-		s, err := b.hosts.open(ctx, setting, filepath.Join(b.Dir, setting), &group)
+		s, err := b.hosts.open(ctx, setting, filepath.Join(b.Dir, setting), client.Hello{
+			Engine: "bench", Role: "worker", Namespace: b.namespace(), DeviceUUID: device,
+		})
 		if err != nil {
 			return err
 		}
 		b.sessions = append(b.sessions, s)
+		if err := b.pages.Register(ctx, s.rank.Session); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -231,7 +238,7 @@ func (b *bench) close() error {
 		errs = append(errs, b.slots.Close())
 	}
 	if b.pages != nil {
-		errs = append(errs, b.pages.close())
+		errs = append(errs, b.pages.Close())
 	}
 	return errors.Join(errs...)
 }

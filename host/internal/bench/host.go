@@ -20,7 +20,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/drive"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
@@ -233,7 +235,7 @@ type hosts struct {
 }
 
 // open connects to a new host with a setting. Its root is dir, unless it is in memory.
-func (t *hosts) open(ctx context.Context, compression, dir string, group *shared) (*session, error) {
+func (t *hosts) open(ctx context.Context, compression, dir string, hello client.Hello) (*session, error) {
 	cfg, root := t.host.Clone(), t.root
 	if root.Kind().HasDirectory() {
 		root.Path = dir
@@ -243,11 +245,12 @@ func (t *hosts) open(ctx context.Context, compression, dir string, group *shared
 	if err != nil {
 		return nil, err
 	}
-	s, err := newSession(ctx, h, group)
+	hello.Socket = h.socket
+	c, err := client.Dial(ctx, hello)
 	if err != nil {
 		return nil, errors.Join(err, h.close())
 	}
-	return s, nil
+	return &session{host: h, rank: drive.Rank{Session: c}}, nil
 }
 
 // close ends the host and removes its directory.

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -10,11 +11,12 @@ import (
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/drive"
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Poison is what pages hold before a load.
+// poison is what pages of a GPU hold before a load.
 const poison = 0xa5
 
 // pages are a client's memory: one allocation per plane.
@@ -25,9 +27,9 @@ type pages interface {
 	get(plane int, dst []byte) error
 	// copy moves pages to or from a slot.
 	copy(dir gds.Direction, slot []byte, moves []move) error
-	// share says how the host registers it.
-	share(to *shared) error
-	close() error
+	// Register shares the memory with the host of a session.
+	Register(context.Context, *client.Session) error
+	Close() error
 }
 
 // move is one page and its place in a slot.
@@ -64,47 +66,24 @@ func planes(g kv.Geometry, fn func(plane int) error) error {
 }
 
 // hostPages are memory that this process shares with the host.
-type hostPages struct {
-	geometry kv.Geometry
-	arena    *client.Arena
-	planes   [][]byte
-}
+type hostPages struct{ *drive.Memory }
 
-func newHostPages(g kv.Geometry, blocks int) (pages, error) {
-	arena, err := client.NewArena(int64(blocks) * g.PageBytes() / int64(g.Blocks))
-	if err != nil {
-		return nil, fmt.Errorf("bench: memory of the pages: %w", err)
+func (h hostPages) set(plane int, image []byte) error {
+	if image == nil {
+		drive.Poison(h.Planes[plane])
 	}
-	h, rest := &hostPages{geometry: g, arena: arena}, arena.Bytes()
-	for _, p := range g.Planes {
-		n := blocks * int(p.PageBytes)
-		h.planes = append(h.planes, rest[:n:n])
-		rest = rest[n:]
-	}
-	return h, nil
-}
-
-func (h *hostPages) set(plane int, image []byte) error {
-	if image != nil {
-		copy(h.planes[plane], image)
-		return nil
-	}
-	for i := range h.planes[plane] {
-		h.planes[plane][i] = poison
-	}
+	copy(h.Planes[plane], image)
 	return nil
 }
 
-func (h *hostPages) get(plane int, dst []byte) error {
-	copy(dst, h.planes[plane])
+func (h hostPages) get(plane int, dst []byte) error {
+	copy(dst, h.Planes[plane])
 	return nil
 }
 
-func (h *hostPages) copy(dir gds.Direction, slot []byte, moves []move) error {
+func (h hostPages) copy(dir gds.Direction, slot []byte, moves []move) error {
 	for _, m := range moves {
-		n := int(h.geometry.Planes[m.plane].PageBytes)
-		page := h.planes[m.plane][m.block*n : (m.block+1)*n]
-		if dir == gds.Gather {
+		if page := h.Page(m.plane, uint32(m.block)); dir == gds.Gather {
 			copy(slot[m.at:], page)
 		} else {
 			copy(page, slot[m.at:])
@@ -113,25 +92,19 @@ func (h *hostPages) copy(dir gds.Direction, slot []byte, moves []move) error {
 	return nil
 }
 
-func (h *hostPages) share(to *shared) error {
-	to.arena = h.arena
-	return nil
-}
-
-func (h *hostPages) close() error { return h.arena.Close() }
-
 // devicePages are memory of a GPU.
 type devicePages struct {
 	gpu      *gds.GPU
 	geometry kv.Geometry
+	blocks   int // of each plane
 	planes   []*gds.Buffer
 }
 
 func newDevicePages(gpu *gds.GPU, g kv.Geometry, blocks int) (_ pages, err error) {
-	d := &devicePages{gpu: gpu, geometry: g}
+	d := &devicePages{gpu: gpu, geometry: g, blocks: blocks}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, d.close())
+			err = errors.Join(err, d.Close())
 		}
 	}()
 	for _, p := range g.Planes {
@@ -178,19 +151,20 @@ func (d *devicePages) copy(dir gds.Direction, slot []byte, moves []move) error {
 	})
 }
 
-func (d *devicePages) share(to *shared) error {
-	to.device = d.gpu.UUID.String()
+func (d *devicePages) Register(ctx context.Context, s *client.Session) error {
+	var handles [][]byte
 	for _, p := range d.planes {
 		handle, err := p.IPCHandle()
 		if err != nil {
 			return fmt.Errorf("bench: share device memory: %w", err)
 		}
-		to.handles = append(to.handles, handle)
+		handles = append(handles, handle)
 	}
-	return nil
+	_, err := s.RegisterIPC(ctx, drive.GroupID, handles, drive.Regions(d.geometry, d.blocks))
+	return err
 }
 
-func (d *devicePages) close() error {
+func (d *devicePages) Close() error {
 	var errs []error
 	for _, p := range d.planes {
 		errs = append(errs, p.Free())
@@ -199,7 +173,7 @@ func (d *devicePages) close() error {
 }
 
 // compare holds every page against what was stored from another block. got is room for all of them.
-func compare(p pages, g kv.Geometry, image, got [][]byte, from, to []chunk) error {
+func compare(p pages, g kv.Geometry, image, got [][]byte, from, to []client.StoreChunk) error {
 	return planes(g, func(plane int) error {
 		got := got[plane]
 		if err := p.get(plane, got); err != nil {
@@ -207,8 +181,8 @@ func compare(p pages, g kv.Geometry, image, got [][]byte, from, to []chunk) erro
 		}
 		page := int(g.Planes[plane].PageBytes)
 		for c := range from {
-			for i := range from[c].blocks {
-				f, t := int(from[c].blocks[i])*page, int(to[c].blocks[i])*page
+			for i := range from[c].Blocks {
+				f, t := int(from[c].Blocks[i])*page, int(to[c].Blocks[i])*page
 				if !bytes.Equal(got[t:t+page], image[plane][f:f+page]) {
 					return fmt.Errorf("%w: plane %d, chunk %d, block %d", errBytes, plane, c, i)
 				}

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"path/filepath"
 	"slices"
@@ -11,13 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/gds"
-	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/drive"
 )
 
 // pass is one thing that is timed.
 type pass struct {
 	ready func() error
-	run   func() (time.Duration, error) // 0: the bench takes the time
+	run   func() (drive.Times, error) // 0: the bench takes the time
 	check func() error
 	rate  *[]float64
 	cpu   *[]float64
@@ -61,11 +61,11 @@ func (b *bench) round(ctx context.Context, round int, r *results) error {
 // ceilings are the copy alone and the plain threads. Of a root in memory there are no plain threads: they would measure
 // another copy.
 func (b *bench) ceilings(ctx context.Context, dir gds.Direction, plain func() error, c *ceilings) []pass {
-	list := []pass{{run: func() (time.Duration, error) { return 0, b.copyAll(ctx, dir) }, rate: &c.copy}}
+	list := []pass{{run: func() (drive.Times, error) { return drive.Times{}, b.copyAll(ctx, dir) }, rate: &c.copy}}
 	if b.InMemory {
 		return list
 	}
-	return append(list, pass{run: func() (time.Duration, error) { return 0, plain() }, rate: &c.plain, cpu: &c.plainCPU})
+	return append(list, pass{run: func() (drive.Times, error) { return drive.Times{}, plain() }, rate: &c.plain, cpu: &c.plainCPU})
 }
 
 func (b *bench) storePass(ctx context.Context, s *session, f *figures, round int) pass {
@@ -77,7 +77,7 @@ func (b *bench) storePass(ctx context.Context, s *session, f *figures, round int
 			}
 			return planes(b.Geometry, func(i int) error { return b.pages.set(i, b.image[i]) })
 		},
-		run: func() (time.Duration, error) { return s.store(ctx, b.stored) },
+		run: func() (drive.Times, error) { return s.store(ctx, b.stored) },
 		check: func() error {
 			after, err := s.host.used(ctx)
 			if round > 0 {
@@ -94,19 +94,19 @@ func (b *bench) pageBytes() int64 { return int64(b.Chunks) * b.Geometry.PageByte
 // loadPass loads into other blocks than were stored from.
 func (b *bench) loadPass(ctx context.Context, s *session, byLayer bool, f *figures, round int) pass {
 	back := slices.Clone(b.stored)
-	for i, ids := range b.shuffle() {
-		back[i].blocks = ids
+	for i, ids := range b.blocks.Draw(b.Chunks) {
+		back[i].Blocks = ids
 	}
 	return pass{rate: &f.ours, cpu: &f.cpu,
 		ready: func() error { return planes(b.Geometry, func(i int) error { return b.pages.set(i, nil) }) },
-		run: func() (time.Duration, error) {
-			first, whole, err := s.load(ctx, back, byLayer)
+		run: func() (drive.Times, error) {
+			took, err := s.load(ctx, back, byLayer)
 			if byLayer && round > 0 && err == nil {
-				f.first = append(f.first, first.Seconds()/whole.Seconds())
-				f.firstMS = append(f.firstMS, 1e3*first.Seconds())
-				f.wholeMS = append(f.wholeMS, 1e3*whole.Seconds())
+				f.first = append(f.first, took.First.Seconds()/took.Whole.Seconds())
+				f.firstMS = append(f.firstMS, 1e3*took.First.Seconds())
+				f.wholeMS = append(f.wholeMS, 1e3*took.Whole.Seconds())
 			}
-			return whole, err
+			return took, err
 		},
 		check: func() error { return compare(b.pages, b.Geometry, b.image, b.got, b.stored, back) },
 	}
@@ -124,8 +124,8 @@ func (b *bench) time(ctx context.Context, p *pass, round int) error {
 	}
 	before, start := b.processor(), time.Now()
 	took, err := p.run()
-	if took == 0 {
-		took = time.Since(start)
+	if took.Whole == 0 {
+		took.Whole = time.Since(start)
 	}
 	used := b.processor() - before
 	if err != nil {
@@ -133,7 +133,7 @@ func (b *bench) time(ctx context.Context, p *pass, round int) error {
 	}
 	if round > 0 {
 		gb := float64(b.pageBytes()) / 1e9
-		*p.rate = append(*p.rate, gb/took.Seconds())
+		*p.rate = append(*p.rate, gb/took.Whole.Seconds())
 		if p.cpu != nil {
 			*p.cpu = append(*p.cpu, used.Seconds()/gb)
 		}
@@ -158,32 +158,17 @@ func (b *bench) processor() time.Duration {
 }
 
 // chunks are those that a round stores: prompts, from blocks that are dealt anew.
-func (b *bench) chunks(round int) []chunk {
-	out := make([]chunk, b.Chunks)
-	for n, ids := range b.shuffle() {
-		c := &out[n]
-		c.blocks, c.depth = ids, uint32(n%promptChunks)
-		binary.LittleEndian.PutUint64(c.key[:], uint64(round*b.Chunks+n)*0x9e3779b97f4a7c15+1)
-		c.key[31] = 1
-		c.parent = kv.Root
-		if c.depth > 0 {
-			c.parent = out[n-1].key
+func (b *bench) chunks(round int) (all []client.StoreChunk) {
+	blocks := b.blocks.Draw(b.Chunks)
+	for first := 0; first < b.Chunks; first += promptChunks {
+		which := make([]int, min(promptChunks, b.Chunks-first))
+		ids := make([]uint64, len(which))
+		for i := range which {
+			which[i], ids[i] = i, uint64(round*b.Chunks+first+i)
 		}
+		all = append(all, drive.NewPrompt(0, drive.ChainKeys(nil, ids), which, blocks[first:]).Chunks...)
 	}
-	return out
-}
-
-// shuffle deals all blocks to the chunks.
-func (b *bench) shuffle() [][]uint32 {
-	per := int(b.Geometry.Blocks)
-	perm := b.rng.Perm(b.Chunks * per)
-	out := make([][]uint32, b.Chunks)
-	for c := range out {
-		for i := range per {
-			out[c] = append(out[c], uint32(perm[c*per+i]))
-		}
-	}
-	return out
+	return all
 }
 
 // forget removes what the last round wrote, so that this round's takes the same memory: memory that the machine has not

@@ -5,148 +5,61 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/host/internal/drive"
 )
-
-// chunk is one chunk of a prompt, and the blocks that hold it or are to hold it.
-type chunk struct {
-	parent, key kv.Key // parent is zero for a prompt's first
-	depth       uint32
-	blocks      []uint32
-}
 
 // promptChunks is how many chunks of a prompt are stored and loaded by one job: a prompt of 16,384 tokens.
 const promptChunks = 64
 
-// shared is the memory of the pages as the host registers it.
-type shared struct {
-	namespace kv.Namespace
-	blocks    uint32        // of each plane, one after the other
-	device    string        // UUID of the GPU; empty for host memory
-	handles   [][]byte      // CUDA IPC handles of the planes: each is an allocation
-	arena     *client.Arena // host memory: all planes, one after the other
-}
-
-// session stores and loads through a session of the Go client, a job for each prompt, all prompts at once.
+// session stores and loads through a session with a host of its own, a job for each prompt, all prompts at once.
 type session struct {
 	host    *hostProcess
-	client  *client.Session
+	rank    drive.Rank
 	request uint32
 }
 
-func newSession(ctx context.Context, h *hostProcess, group *shared) (_ *session, err error) {
-	p := &session{host: h}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, p.closeSession())
-		}
-	}()
-	if p.client, err = client.Dial(ctx, client.Hello{Socket: h.socket, Engine: "bench", Role: "worker", LocalRanks: 1,
-		Namespace: group.namespace, DeviceUUID: group.device}); err != nil {
-		return nil, err
+// prompts are chunks as requests that have not been made before.
+func (s *session) prompts(chunks []client.StoreChunk) (list []drive.Prompt) {
+	for part := range slices.Chunk(chunks, promptChunks) {
+		s.request++
+		list = append(list, drive.Prompt{Request: s.request, Chunks: part})
 	}
-	var regions []client.PlaneRegion
-	var at int64
-	for _, plane := range group.namespace.Groups[0].Geometry.Planes {
-		r := client.PlaneRegion{Stride: int64(plane.PageBytes), Blocks: group.blocks}
-		if group.arena != nil {
-			r.Offset = at
-			at += int64(plane.PageBytes) * int64(group.blocks)
-		}
-		regions = append(regions, r)
-	}
-	if group.arena == nil {
-		_, err = p.client.RegisterIPC(ctx, 0, group.handles, regions)
-		return p, err
-	}
-	_, err = p.client.Register(ctx, 0, group.arena, regions)
-	return p, err
+	return list
 }
 
-func (p *session) store(ctx context.Context, chunks []chunk) (time.Duration, error) {
-	start := time.Now()
-	var jobs []*client.StoreJob
-	for prompt := range slices.Chunk(chunks, promptChunks) {
-		var list []client.StoreChunk
-		for _, c := range prompt {
-			list = append(list, client.StoreChunk{Parent: c.parent, Key: c.key, Depth: c.depth, Blocks: c.blocks})
-		}
-		p.request++
-		job, err := p.client.Store(ctx, p.request, 0, list)
-		if err != nil {
-			return 0, err
-		}
-		jobs = append(jobs, job)
-	}
-	for _, job := range jobs {
-		r, err := job.Published(ctx)
-		if err != nil {
-			return 0, err
-		}
+func (s *session) store(ctx context.Context, chunks []client.StoreChunk) (drive.Times, error) {
+	results, took, err := s.rank.Store(ctx, s.prompts(chunks)...)
+	for _, r := range results {
 		for i, c := range r.Chunks {
 			if c.Result != client.Stored {
-				return 0, fmt.Errorf("%w: chunk %d: %v: %w", errChunks, i, c.Result, c.Err)
+				return drive.Times{}, fmt.Errorf("%w: chunk %d: %v: %w", errChunks, i, c.Result, c.Err)
 			}
 		}
 	}
-	return time.Since(start), nil
+	return drive.Times{Whole: took}, err
 }
 
-func (p *session) load(ctx context.Context, chunks []chunk, byLayer bool) (first, whole time.Duration,
-	err error) {
-	start := time.Now()
-	landed := make(chan time.Duration, len(chunks)) // of each prompt's first layer
-	var jobs []*client.LoadJob
-	for prompt := range slices.Chunk(chunks, promptChunks) {
-		p.request++
-		found, err := p.client.Lookup(ctx, client.LookupRequest{Request: p.request, Keys: keysOf(prompt)})
-		if err != nil {
-			return 0, 0, err
+func (s *session) load(ctx context.Context, chunks []client.StoreChunk, byLayer bool) (drive.Times, error) {
+	lookup := func(p *drive.Prompt) (*client.Lookup, error) {
+		found, err := s.rank.Lookup(ctx, client.LookupRequest{Request: p.Request, Group: drive.GroupID, Keys: drive.Keys(p.Chunks)})
+		if err == nil && found.Hits() != len(p.Chunks) {
+			err = fmt.Errorf("%w: %d of %d are there", errChunks, found.Hits(), len(p.Chunks))
 		}
-		if found.Hits() != len(prompt) {
-			return 0, 0, fmt.Errorf("%w: %d of %d are there", errChunks, found.Hits(), len(prompt))
-		}
-		list := make([]client.LoadChunk, len(prompt))
-		for i, c := range prompt {
-			list[i] = client.LoadChunk{Index: i, Blocks: c.blocks}
-		}
-		var opt client.LoadOptions
-		if byLayer {
-			seen := false
-			opt.Layers = func(uint32, []int) {
-				if !seen {
-					seen = true
-					landed <- time.Since(start)
-				}
-			}
-		}
-		job, err := p.client.Load(ctx, found, list, opt)
-		if err != nil {
-			return 0, 0, err
-		}
-		jobs = append(jobs, job)
+		return found, err
 	}
-	for _, job := range jobs {
-		r, err := job.Wait(ctx)
-		if err != nil {
-			return 0, 0, err
-		}
+	results, took, err := s.rank.Load(ctx, lookup, byLayer, s.prompts(chunks)...)
+	for _, r := range results {
 		if len(r.Failed) > 0 {
-			return 0, 0, fmt.Errorf("%w: block %d: %w", errChunks, r.Failed[0].Block, r.Failed[0].Err)
+			return drive.Times{}, fmt.Errorf("%w: block %d: %w", errChunks, r.Failed[0].Block, r.Failed[0].Err)
 		}
 	}
-	whole = time.Since(start)
-	for len(landed) > 0 {
-		first = max(first, <-landed)
-	}
-	return first, whole, nil
+	return took, err
 }
 
-func (p *session) forget(ctx context.Context, chunks []chunk) error {
-	results, err := p.client.Discard(ctx, 0, keysOf(chunks))
+func (s *session) forget(ctx context.Context, chunks []client.StoreChunk) error {
+	results, err := s.rank.Discard(ctx, drive.GroupID, drive.Keys(chunks))
 	for i, r := range results {
 		if r != client.Removed {
 			err = errors.Join(err, fmt.Errorf("%w: chunk %d is %v", errChunks, i, r))
@@ -155,19 +68,4 @@ func (p *session) forget(ctx context.Context, chunks []chunk) error {
 	return err
 }
 
-func (p *session) close() error { return errors.Join(p.closeSession(), p.host.close()) }
-
-func (p *session) closeSession() error {
-	if p.client == nil {
-		return nil
-	}
-	return p.client.Close()
-}
-
-func keysOf(chunks []chunk) []kv.Key {
-	keys := make([]kv.Key, len(chunks))
-	for i := range chunks {
-		keys[i] = chunks[i].key
-	}
-	return keys
-}
+func (s *session) close() error { return errors.Join(s.rank.Close(), s.host.close()) }

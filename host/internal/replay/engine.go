@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/drive"
 	"github.com/kvhost/kvhost/host/internal/trace"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -23,10 +24,10 @@ type engine struct {
 	again  []int    // its chunks that were hit but could not be loaded
 }
 
-// rank is one client session of an engine.
+// rank is one client session of an engine, and its pages.
 type rank struct {
-	session *client.Session
-	pages   *pages
+	drive.Rank
+	pages *pages
 }
 
 // dial opens the sessions of one engine.
@@ -48,7 +49,7 @@ func dial(ctx context.Context, o *Options, name string) (*engine, error) {
 		if err != nil {
 			return nil, errors.Join(err, e.close())
 		}
-		e.ranks = append(e.ranks, &rank{session: s})
+		e.ranks = append(e.ranks, &rank{Rank: drive.Rank{Session: s}})
 		limits := s.Host().Limits
 		for _, n := range []int{limits.KeysPerLookup, limits.ChunksPerJob} {
 			if n > 0 {
@@ -60,13 +61,13 @@ func dial(ctx context.Context, o *Options, name string) (*engine, error) {
 		}
 	}
 	for r, x := range e.ranks {
-		p, err := newPages(x.session, uint32(r), g, filling, e.window)
+		p, err := newPages(uint32(r), g, filling, e.window)
 		if err == nil {
 			x.pages = p
-			err = p.register(ctx, x.session)
+			err = p.memory.Register(ctx, x.Session)
 		}
 		if err != nil {
-			return nil, errors.Join(err, e.close())
+			return nil, errors.Join(fmt.Errorf("replay: rank %d: %w", r, err), e.close())
 		}
 	}
 	return e, nil
@@ -75,9 +76,9 @@ func dial(ctx context.Context, o *Options, name string) (*engine, error) {
 func (e *engine) close() error {
 	var errs []error
 	for _, x := range e.ranks {
-		errs = append(errs, x.session.Close())
+		errs = append(errs, x.Close())
 		if x.pages != nil {
-			errs = append(errs, x.pages.arena.Close())
+			errs = append(errs, x.pages.memory.Close())
 		}
 	}
 	return errors.Join(errs...)
@@ -98,7 +99,7 @@ func (e *engine) each(ctx context.Context, do func(context.Context, *rank) error
 // play replays one request. After an error the session cannot be used any more.
 func (e *engine) play(ctx context.Context, number uint32, req *trace.Request) (Request, error) {
 	before := e.tally
-	e.keys = ChainKeys(e.keys[:0], req.HashIDs)
+	e.keys = drive.ChainKeys(e.keys[:0], req.HashIDs)
 	e.again = e.again[:0]
 	hits := 0
 	for hits < len(e.keys) {
@@ -122,7 +123,7 @@ func (e *engine) play(ctx context.Context, number uint32, req *trace.Request) (R
 	}
 	if len(e.keys) > 0 {
 		if err := e.each(ctx, func(ctx context.Context, x *rank) error {
-			return x.session.EndRequest(ctx, number, hintsOf(req))
+			return x.EndRequest(ctx, number, hintsOf(req))
 		}); err != nil {
 			return Request{}, err
 		}
@@ -148,8 +149,8 @@ func hintsOf(req *trace.Request) client.Hints {
 // load looks up the first want keys, loads the hits, and returns their number.
 func (e *engine) load(ctx context.Context, number uint32, first, want int) (int, error) {
 	start := time.Now()
-	found, err := e.ranks[0].session.Lookup(ctx, client.LookupRequest{
-		Request: number, Group: groupID, Keys: e.keys[first : first+want], Readers: 1<<len(e.ranks) - 1,
+	found, err := e.ranks[0].Lookup(ctx, client.LookupRequest{
+		Request: number, Group: drive.GroupID, Keys: e.keys[first : first+want], Readers: 1<<len(e.ranks) - 1,
 	})
 	e.tally.lookups = append(e.tally.lookups, time.Since(start))
 	if err != nil {
@@ -162,20 +163,28 @@ func (e *engine) load(ctx context.Context, number uint32, first, want int) (int,
 	if hits > want {
 		return 0, fmt.Errorf("%w: the host grants %d hits for %d keys", ErrMismatch, hits, want)
 	}
+	which := make([]int, hits)
+	for i := range which {
+		which[i] = first + i
+	}
 	outcomes := make([]loaded, len(e.ranks))
-	for r, x := range e.ranks {
-		outcomes[r].drawn = x.pages.draw(hits)
-		x.pages.poison(outcomes[r].drawn)
+	if err := e.each(ctx, func(ctx context.Context, x *rank) error {
+		out := &outcomes[x.pages.rank]
+		out.prompt = drive.NewPrompt(number, e.keys, which, x.pages.blocks.Draw(hits))
+		x.pages.poison(&out.prompt)
+		return nil
+	}); err != nil {
+		return 0, err
 	}
 	start = time.Now()
 	if err := e.each(ctx, func(ctx context.Context, x *rank) error {
-		return x.load(ctx, found, hits, &outcomes[x.pages.rank])
+		return x.load(ctx, found, &outcomes[x.pages.rank])
 	}); err != nil {
 		return 0, err
 	}
 	e.tally.loads = append(e.tally.loads, time.Since(start))
 	if err := e.each(ctx, func(ctx context.Context, x *rank) error {
-		x.verify(e.keys[first:first+hits], &outcomes[x.pages.rank])
+		x.verify(&outcomes[x.pages.rank])
 		return nil
 	}); err != nil {
 		return 0, err
@@ -186,42 +195,38 @@ func (e *engine) load(ctx context.Context, number uint32, first, want int) (int,
 
 // loaded is the outcome of one rank's load.
 type loaded struct {
-	drawn  []uint32
+	prompt drive.Prompt
 	result client.LoadResult
 	failed []bool  // by chunk: the host says so
 	wrong  []int64 // by chunk: bytes that are not what they should be
 }
 
-func (x *rank) load(ctx context.Context, found *client.Lookup, hits int, out *loaded) error {
-	chunks := make([]client.LoadChunk, hits)
-	for i := range chunks {
-		chunks[i] = client.LoadChunk{Index: i, Blocks: x.pages.of(out.drawn, i)}
-	}
-	lease := found
-	if x.pages.rank != 0 {
-		lease = x.session.Leased(groupID, found.Lease())
-	}
-	job, err := x.session.Load(ctx, lease, chunks, client.LoadOptions{})
-	if err == nil {
-		out.result, err = job.Wait(ctx)
-	}
+func (x *rank) load(ctx context.Context, found *client.Lookup, out *loaded) error {
+	results, _, err := x.Load(ctx, func(*drive.Prompt) (*client.Lookup, error) {
+		if x.pages.rank != 0 {
+			return x.Leased(drive.GroupID, found.Lease()), nil
+		}
+		return found, nil
+	}, false, out.prompt)
 	if err != nil {
 		return fmt.Errorf("replay: rank %d: load: %w", x.pages.rank, err)
 	}
+	out.result = results[0]
 	return nil
 }
 
 // verify compares every byte of the chunks that the host reports as loaded.
-func (x *rank) verify(keys []kv.Key, out *loaded) {
-	out.failed, out.wrong = make([]bool, len(keys)), make([]int64, len(keys))
+func (x *rank) verify(out *loaded) {
+	chunks := out.prompt.Chunks
+	out.failed, out.wrong = make([]bool, len(chunks)), make([]int64, len(chunks))
 	for _, f := range out.result.Failed {
-		if f.Chunk < len(keys) {
+		if f.Chunk < len(chunks) {
 			out.failed[f.Chunk] = true
 		}
 	}
-	for i := range keys {
+	for i := range chunks {
 		if !out.failed[i] {
-			out.wrong[i] = x.pages.check(&keys[i], x.pages.of(out.drawn, i))
+			out.wrong[i] = x.pages.check(&chunks[i])
 		}
 	}
 }
@@ -231,25 +236,14 @@ func (e *engine) store(ctx context.Context, number uint32, which []int) error {
 	results := make([]client.StoreResult, len(e.ranks))
 	elapsed := make([]time.Duration, len(e.ranks))
 	err := e.each(ctx, func(ctx context.Context, x *rank) error {
-		drawn := x.pages.draw(len(which))
-		chunks := make([]client.StoreChunk, len(which))
-		for at, i := range which {
-			blocks := x.pages.of(drawn, at)
-			x.pages.fill(&e.keys[i], blocks)
-			chunks[at] = client.StoreChunk{Key: e.keys[i], Depth: uint32(i), Blocks: blocks}
-			if i > 0 {
-				chunks[at].Parent = e.keys[i-1]
-			}
-		}
-		start := time.Now()
-		job, err := x.session.Store(ctx, number, groupID, chunks)
-		if err == nil {
-			results[x.pages.rank], err = job.Published(ctx)
-		}
+		r := x.pages.rank
+		prompt := drive.NewPrompt(number, e.keys, which, x.pages.blocks.Draw(len(which)))
+		x.pages.fill(&prompt)
+		got, took, err := x.Store(ctx, prompt)
 		if err != nil {
-			return fmt.Errorf("replay: rank %d: store: %w", x.pages.rank, err)
+			return fmt.Errorf("replay: rank %d: store: %w", r, err)
 		}
-		elapsed[x.pages.rank] = time.Since(start)
+		results[r], elapsed[r] = got[0], took
 		return nil
 	})
 	if err != nil {

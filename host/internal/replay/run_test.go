@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/drive"
 	"github.com/kvhost/kvhost/host/internal/replay"
 	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
 	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
@@ -28,7 +29,7 @@ func textbook(requests [][]uint64, capacity int) (hits, resident int64) {
 	order := list.New() // front is the next victim
 	at := map[kv.Key]*list.Element{}
 	for _, ids := range requests {
-		keys := replay.ChainKeys(nil, ids)
+		keys := drive.ChainKeys(nil, ids)
 		n := 0
 		for n < len(keys) && at[keys[n]] != nil {
 			order.MoveToBack(at[keys[n]])
@@ -176,7 +177,7 @@ func TestWrongBytesAreFound(t *testing.T) {
 	if _, err := s.Register(t.Context(), 0, arena, []client.PlaneRegion{{Stride: 8192, Blocks: 1}}); err != nil {
 		t.Fatal(err)
 	}
-	job, err := s.Store(t.Context(), 1, 0, []client.StoreChunk{{Key: replay.ChainKeys(nil, ids)[0],
+	job, err := s.Store(t.Context(), 1, 0, []client.StoreChunk{{Key: drive.ChainKeys(nil, ids)[0],
 		Blocks: []uint32{0}}})
 	testenv.OK(t, err)
 	if _, err := job.Published(t.Context()); err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/drive"
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -32,10 +33,7 @@ func (s Shape) content() (payload.Content, error) {
 
 func (s Shape) dtype() string { return cmp.Or(s.DType, payload.U8) }
 
-const (
-	defaultPageBytes = 16 << 10
-	groupID          = 0
-)
+const defaultPageBytes = 16 << 10
 
 // Geometry is one rank's chunk.
 func (s Shape) Geometry() (kv.Geometry, error) {
@@ -66,8 +64,7 @@ func (s Shape) Geometry() (kv.Geometry, error) {
 }
 
 // Namespace is the namespace of replays of this shape. They share it whatever their trace: a key is the hash of its
-// block's whole
-// prefix.
+// block's whole prefix.
 func (s Shape) Namespace() (*kv.Namespace, error) {
 	g, err := s.Geometry()
 	if err != nil {
@@ -75,9 +72,8 @@ func (s Shape) Namespace() (*kv.Namespace, error) {
 	}
 	n := &kv.Namespace{
 		Model: "kvhost-replay", DType: s.dtype(), Engine: "kvhost-replay", HashAlgorithm: "xxh3-128-chain",
-		KeyBytes:       keyBytes,
-		TokensPerBlock: 1, TensorParallel: s.Ranks, Extra: map[string]string{"payload": "1"},
-		Groups: []kv.Group{{ID: groupID, Lookup: kv.ByPrefix, Geometry: g}},
+		KeyBytes: drive.KeyBytes, TokensPerBlock: 1, TensorParallel: s.Ranks, Extra: map[string]string{"payload": "1"},
+		Groups: []kv.Group{{ID: drive.GroupID, Lookup: kv.ByPrefix, Geometry: g}},
 	}
 	if _, err := s.content(); err != nil {
 		return nil, err
@@ -108,7 +104,7 @@ func (s Shape) EntryBytes(ctx context.Context, layout *policy.Module, config pol
 		return 0, err
 	}
 	defer l.Close()
-	plan, err := l.Plan(0, groupID, n.Text(), n.Groups[0].Geometry)
+	plan, err := l.Plan(0, drive.GroupID, n.Text(), n.Groups[0].Geometry)
 	if err != nil {
 		return 0, err
 	}

@@ -1,4 +1,4 @@
-package replay
+package drive
 
 import (
 	"encoding/binary"
@@ -8,14 +8,14 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// keyBytes is the length of a replay's keys.
-const keyBytes = 16
+// KeyBytes is the length of the keys that [ChainKeys] makes.
+const KeyBytes = 16
 
 // childKey is the key of the chunk that follows parent: a hash of the whole prefix, since the parent's key is one.
 func childKey(parent kv.Key, id uint64) kv.Key {
-	var b [keyBytes + 8]byte
-	copy(b[:], parent[:keyBytes])
-	binary.LittleEndian.PutUint64(b[keyBytes:], id)
+	var b [KeyBytes + 8]byte
+	copy(b[:], parent[:KeyBytes])
+	binary.LittleEndian.PutUint64(b[KeyBytes:], id)
 	sum := xxh3.Hash128(b[:]).Bytes()
 	var k kv.Key
 	copy(k[:], sum[:])
