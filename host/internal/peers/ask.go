@@ -1,7 +1,6 @@
 package peers
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -277,13 +276,10 @@ func (a *question) borrow(ctx context.Context, since time.Time) (n int, err erro
 	return len(index), err
 }
 
-// soundSize says whether a piece's file may have so many bytes. Another layout than this host's may have a gap before each page.
+// soundSize says whether a piece's file may have so many bytes.
 func soundSize(n uint64, class *catalog.Class) bool {
-	return n > pageBytes && n%pageBytes == 0 && class != nil && n <= uint64(2*cmp.Or(class.FileBytes(), largestPiece))
+	return n > pageBytes && n%pageBytes == 0 && class != nil && n <= uint64(class.Bound())
 }
-
-// largestPiece bounds what is not known by a geometry.
-const largestPiece = 1 << 30
 
 // strike takes promises out of the table that were not kept.
 func (a *question) strike(given []bool) {

@@ -41,7 +41,7 @@ func (r backend) Learn(rec *shared.Record) bool {
 		r.overlook(rec.Bytes)
 		return true
 	}
-	if rec.Bytes > 2*cl.FileBytes() {
+	if rec.Bytes > cl.Bound() {
 		r.kept.Log.Warn("another host tells of more bytes than a piece has; its file is looked at", "key", rec.Key, "bytes", rec.Bytes)
 		r.look(cl.NameOf(rec.Names, &rec.Key, rec.Rank), cl.FileBytes())
 		return true

@@ -110,6 +110,29 @@ func TestDamagedFileOfDormantNamespace(t *testing.T) {
 	}
 }
 
+// TestDormantNamespaceIsLent: files of a namespace that no session has opened since the start are lent as they are.
+func TestDormantNamespaceIsLent(t *testing.T) {
+	for name, again := range map[string]func(*fixture){"checkpoint": (*fixture).restart, "scan": (*fixture).crash} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, 8, 1)
+			f.mustPut(0)
+			stored := f.ns.Digest()
+			f.ns.Revision = "other"
+			again(f)
+			<-f.store.ScanDone()
+			l, err := f.store.Lend(stored, LookupRequest{Keys: keys(0), Ranks: 1, Leading: true})
+			must(t, err)
+			defer l.Release()
+			equal(t, "entries lent", l.Hits(), 1)
+			p, err := l.Open(0, 0)
+			must(t, err)
+			defer p.Close()
+			equal(t, "its bytes", p.Size(), pieceBytes)
+			equal(t, "damaged files", f.store.Stats().Roots[0].Damaged, 0)
+		})
+	}
+}
+
 // TestTemporariesOfMeta leaves some beside the store's own files.
 func TestTemporariesOfMeta(t *testing.T) {
 	dir := t.TempDir()

@@ -73,7 +73,7 @@ func (p *Piece) openFile() error {
 	info, err := f.Stat()
 	if err == nil && info.IsDir() {
 		err = fmt.Errorf("%s: %w", p.name, unix.EISDIR)
-	} else if err == nil && info.Size > 2*p.class.FileBytes() { // who reads it makes room for so much
+	} else if err == nil && info.Size > p.class.Bound() { // who reads it makes room for so much
 		err = fmt.Errorf("%w: %s has %d bytes", pieceformat.ErrDamaged, p.name, info.Size)
 	}
 	if err != nil {

@@ -438,6 +438,16 @@ func TestRecordOfMoreThanAPiece(t *testing.T) {
 	r.expect("learned", 1, 0)
 }
 
+// TestRecordOfADormantNamespace: a record is taken at its word while no session here has opened its namespace.
+func TestRecordOfADormantNamespace(t *testing.T) {
+	r := newRig(t)
+	other := testNamespace(2)
+	other.Revision = "other"
+	put(t, filepath.Join(r.root.Path, pieceformat.NamespacesDir, other.Digest().String()), []byte(other.Text()))
+	r.b.Learn(&shared.Record{Op: shared.Published, Namespace: other.Digest(), Key: keyOf(1), Pieces: 1, Bytes: r.class.FileBytes(), StoreTime: 1})
+	r.expect("learned", 1, 0)
+}
+
 // TestAVetoEndsAReport: a put finds its name taken by a damaged file and is slow to end, so that this host vetoes what it
 // has reported itself. The key is not withheld for ever.
 func TestAVetoEndsAReport(t *testing.T) {

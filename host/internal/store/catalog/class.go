@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -33,6 +34,10 @@ type Class struct {
 // FileBytes is the most that one piece's file takes under the plan, and what is reserved for it; 0 until a session has
 // opened the namespace. Unlike Plan it may be read without having opened the namespace.
 func (cl *Class) FileBytes() int64 { return cl.fileBytes.Load() }
+
+// Bound is the most that a piece's file may have in any layout: another than this host's may have a gap before each page. Until a
+// session has opened the namespace it follows from the largest payload that there is.
+func (cl *Class) Bound() int64 { return 2 * cmp.Or(cl.FileBytes(), kv.MaxPayload) }
 
 // IsPiece says whether a header is of this piece.
 func (cl *Class) IsPiece(h *pieceformat.Header, k *kv.Key, rank uint32) bool {
