@@ -99,11 +99,16 @@ class Setting:
         self.host.kill()
         assert tokens(engine.answer()) == want
         self.host.start()
+        self.uses_the_host_again()
+
+    def uses_the_host_again(self) -> None:
+        """The engine asks a host that was silent no more until it hears of it."""
+        engine, want = self.engine(), self.reference.long[1:2]
 
         def hits() -> bool:
             engine.reset()
             again = engine.one_by_one(LONG[1:2])
-            assert tokens(again) == want[1:2]
+            assert tokens(again) == want
             return again[0][1] == HITS
 
         wait_for("the engine uses the host again", hits)
@@ -235,6 +240,7 @@ def test_host_killed_in_mid_load(setting: Setting) -> None:
 
 def test_abort_in_mid_load(setting: Setting) -> None:
     engine, want = setting.engine(), setting.reference.long
+    assert tokens(engine.one_by_one(LONG)) == want  # they are stored, if this is the first test
     engine.reset()
     (setting.folder / "stop").write_text(str(setting.host.pid()))
     engine.ask("begin", "aborted", LONG[2])
@@ -244,6 +250,8 @@ def test_abort_in_mid_load(setting: Setting) -> None:
     assert tokens(others) == setting.reference.crowd[:1]
     setting.host.resume()
     engine.reset()  # succeeds once the aborted request has given its blocks back
+    setting.uses_the_host_again()
+    engine.reset()
     assert engine.one_by_one(LONG) == [(w, HITS) for w in want]
 
 

@@ -200,7 +200,8 @@ def test_lives_of_a_hybrid(folder: Path, family: str) -> None:
     if OLD:
         pytest.skip("vLLM 0.26 has neither kernel for processors: gated delta nets and Mamba")
     block = 384 if family == "qwen3_next" else 128
-    lives = Lives(folder, dtype="bfloat16", enable_prefix_caching=True, mamba_cache_mode="align", max_num_batched_tokens=block)
+    steps = {"block_size": block, "max_num_batched_tokens": block}  # else the block depends on the processor
+    lives = Lives(folder, dtype="bfloat16", enable_prefix_caching=True, mamba_cache_mode="align", **steps)
     model.write_hybrid(lives.model, family, seed=5)
     asked = prompts(1, 3, 1155)
     pieces: list[set[Path]] = []
