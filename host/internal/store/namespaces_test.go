@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -130,6 +131,40 @@ func TestDormantNamespaceIsLent(t *testing.T) {
 			equal(t, "its bytes", p.Size(), pieceBytes)
 			equal(t, "damaged files", f.store.Stats().Roots[0].Damaged, 0)
 		})
+	}
+}
+
+// TestDormantNamespaceIsNotCopied: what no session has opened since the start cannot be written to another level. It leaves without a copy.
+func TestDormantNamespaceIsNotCopied(t *testing.T) {
+	f := twoLevels(t, 16, 256)
+	stored := f.ns
+	for n := range uint64(12) {
+		f.mustPut(n)
+	}
+	for n := range uint64(12) {
+		f.rootOf(n) // a hit makes it worth a copy
+	}
+	f.ns.Revision = "other"
+	f.restart()
+	<-f.store.ScanDone()
+	for n := uint64(100); n < 164; n++ {
+		f.mustPut(n)
+		f.settle()
+	}
+	if n := f.moved(1, moves.Demotion).Refused.Load(); n == 0 {
+		t.Error("no copy was refused")
+	}
+	equal(t, "copies that failed", f.moved(1, moves.Demotion).Failed.Load(), 0)
+	equal(t, "damaged files", f.store.Stats().Roots[0].Damaged, 0)
+	var err error
+	f.space, err = f.store.Namespace(t.Context(), stored)
+	must(t, err)
+	for n := range uint64(12) {
+		if r := f.rootOf(n); r == 1 {
+			t.Errorf("entry %d has a copy", n)
+		} else if r == 0 {
+			f.mustRead(n)
+		}
 	}
 }
 
