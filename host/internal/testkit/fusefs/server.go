@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -38,7 +39,10 @@ func serve(under, dir string) error {
 	root := &fs.LoopbackRoot{Path: under, Dev: uint64(st.Dev)}
 	top := &node{LoopbackNode: fs.LoopbackNode{RootData: root}, rules: rules}
 	root.RootNode = top
+	// The kernel asks for each directory of a path again where it may not remember names for a while, as it does those of NFS.
+	names := time.Second
 	server, err := fs.Mount(dir, top, &fs.Options{
+		EntryTimeout: &names,
 		MountOptions: fuse.MountOptions{FsName: "kvhost-test", Name: "faults", DirectMountStrict: true},
 	})
 	if err != nil {

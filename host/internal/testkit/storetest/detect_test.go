@@ -193,6 +193,7 @@ func TestFindsFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			opt, err := policies()
 			must(t, err)
+			above := testenv.Dir(t)
 			open := func(ctx context.Context, cfg store.Config, slots *staging.Slots) (Store, error) {
 				if c.cfg != nil {
 					c.cfg(&cfg)
@@ -209,7 +210,7 @@ func TestFindsFaults(t *testing.T) {
 				if h.Kind.Name != c.kind {
 					continue
 				}
-				dir, err := os.MkdirTemp("", "kvhost-history")
+				dir, err := os.MkdirTemp(above, "kvhost-history")
 				must(t, err)
 				ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
 				_, found = Run(h, Options{Dir: dir, Policies: opt, Open: open, Patience: ctx})

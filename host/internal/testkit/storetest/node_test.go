@@ -309,12 +309,17 @@ func (n *node) putBack() error {
 	return nil
 }
 
-// present lists the entries that are hits.
+// present lists the entries that are hits. Among levels a lookup that finds one has it copied near, for which others go: there it is
+// looked for without a hit.
 func (n *node) present() (list []Entry, err error) {
+	look := n.hit
+	if n.r.h.Kind.levels {
+		look = n.store.Has
+	}
 	for space := range namespaces {
 		for key := range uint64(numKeys) {
 			e := Entry{space, key}
-			there, err := n.hit(e)
+			there, err := look(e)
 			if err != nil {
 				return nil, err
 			}

@@ -31,6 +31,8 @@ type Store interface {
 	Begin(ctx context.Context, of Piece) (Put, error)
 	// Lookup asks for keys of one namespace, by their numbers; ranks are the pieces that a hit has, 0 for all.
 	Lookup(space int, keys []uint64, ranks uint64) (Lease, error)
+	// Has says whether all pieces of an entry are there, which is no hit.
+	Has(Entry) (bool, error)
 	// Discard removes keys of one namespace, by their numbers.
 	Discard(space int, keys []uint64) ([]store.DiscardResult, error)
 	// EndRequest ends the request that all puts belong to.
@@ -158,6 +160,15 @@ func (h *hostStore) Lookup(space int, keys []uint64, ranks uint64) (Lease, error
 	return &hostLease{l, h.slots}, nil
 }
 
+func (h *hostStore) Has(e Entry) (bool, error) {
+	l, err := h.Store.Lookup(store.LookupRequest{Namespace: h.spaces[e.Space], Keys: []kv.Key{keyOf(e.Key)}, Pin: true})
+	if err != nil {
+		return false, fmt.Errorf("has %s: %w", e, err)
+	}
+	defer l.Release()
+	return l.Hits() == 1, nil
+}
+
 func (h *hostStore) Discard(space int, keys []uint64) ([]store.DiscardResult, error) {
 	q := store.DiscardRequest{Namespace: h.spaces[space]}
 	for _, n := range keys {
@@ -272,7 +283,7 @@ func TestHistoriesOnFUSE(t *testing.T) {
 		testenv.NoError(t, m.Unmount())
 	}()
 	seeds := uint64(len(lesser)) // the short run: one history on each
-	start, first, length := time.Now(), uint64(0), min(*ops, 60)
+	start, first, length := time.Now(), uint64(0), min(*ops, 24)
 	if *histories > 0 {
 		first, length = uint64(start.UnixNano()), *ops
 	}
