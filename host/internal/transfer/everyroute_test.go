@@ -368,6 +368,7 @@ func TestEveryRouteFindsDamage(t *testing.T) {
 
 // Memory of another shape is refused in both directions: nothing is written to it, and no piece is dropped for it.
 func TestEveryRouteRefusesOtherShapes(t *testing.T) {
+	testenv.Slow(t)
 	everyRoute(t, func(t *testing.T, r *routeRig) {
 		r.store(1)
 		other := r.otherShape()

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -83,6 +84,7 @@ func (a asked) load(l *loading) error {
 
 // Routes are asked in their order until one takes the piece. One that refuses has written nothing.
 func TestRoutesAreAskedInOrder(t *testing.T) {
+	testenv.Slow(t)
 	calls := map[string][]string{
 		"memory": {"memory takes"},
 		"direct": {"memory refuses", "direct takes"},

@@ -252,6 +252,7 @@ var geometries = map[string]kv.Geometry{
 
 // Chunks of all shapes come back to other blocks, whole and by layers, from files and from memory in one segment and in many.
 func TestRoundTrip(t *testing.T) {
+	testenv.Slow(t)
 	for kind, open := range map[string]func(t *testing.T, geo kv.Geometry, blocks uint32) *bench{
 		"": func(t *testing.T, geo kv.Geometry, blocks uint32) *bench { return newBench(t, geo, blocks) },
 		", compressed": func(t *testing.T, geo kv.Geometry, blocks uint32) *bench {

@@ -3,11 +3,14 @@ package transfer
 import (
 	"errors"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // A store is withdrawn at each step, before its pages are read and after each part of them, and its client uses the blocks at
 // once. It is published only where all was read before, with the bytes from before; else nothing of it is found or left.
 func TestWithdrawnStoresAreNotPublished(t *testing.T) {
+	testenv.Slow(t)
 	everyRoute(t, func(t *testing.T, r *routeRig) {
 		for step, last := 0, false; !last; step++ {
 			asked, back := 0, step == 0
