@@ -20,7 +20,7 @@ func (h *Host) openPeers(context.Context) (err error) {
 	}
 	memory, _ := maxMemory(c)
 	h.peers, err = peers.New(peers.Config{Hosts: p.List(), Listen: p.Listen, Cert: p.Cert, Key: p.Key, CA: p.CA, Deadline: p.Deadline,
-		Bandwidth: p.Bandwidth, Demote: true, LeaseTime: c.Session.LeaseTTL, Budget: budget, NIXL: p.NIXL, Log: h.log,
+		Bandwidth: p.Bandwidth, LeaseTime: c.Session.LeaseTTL, Budget: budget, NIXL: p.NIXL, Log: h.log,
 		Memory: peers.Memory(memory), Dry: h.found != nil})
 	return err
 }

@@ -29,7 +29,7 @@ const (
 
 // turnover is this host's in milliseconds, as it is told; 0: it takes no offers.
 func (p *Peers) turnover() uint64 {
-	if p.cfg.Demote && p.lending != nil {
+	if p.lending != nil {
 		if t := p.store.Turnover(); t > 0 {
 			return uint64(t.Milliseconds()) + 1
 		}
@@ -115,7 +115,6 @@ func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.Offer
 	entry := store.LentEntry{Key: kv.Key(q.GetKey())}
 	class := s.owner.store.ClassOf(kv.Digest(q.GetNamespaceDigest()), q.GetGroup())
 	if class == nil { // of no engine here
-		s.count.declined.Add(1)
 		return &proto.OfferResponse{}, nil
 	}
 	for _, n := range q.GetBytes() {
@@ -128,12 +127,10 @@ func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.Offer
 	case s.takes <- struct{}{}:
 		defer func() { <-s.takes }()
 	default:
-		s.count.declined.Add(1)
 		return nil, status.Error(codes.ResourceExhausted, "it takes as much as it may")
 	}
 	x := s.owner.named([16]byte(q.GetHost()))
 	if x == nil || s.owner.turnover() == 0 {
-		s.count.declined.Add(1)
 		return &proto.OfferResponse{}, nil
 	}
 	l := &loan{peer: x, lease: q.GetLease(), namespace: kv.Digest(q.GetNamespaceDigest()), group: q.GetGroup()}
@@ -146,8 +143,6 @@ func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.Offer
 		}})
 	if took {
 		s.count.took.Add(1)
-	} else {
-		s.count.declined.Add(1)
 	}
 	return &proto.OfferResponse{Taken: took}, nil
 }

@@ -25,7 +25,7 @@ import (
 // TestOffers: what a host evicts goes to one that has room, once, and is a hit at both.
 func TestOffers(t *testing.T) {
 	const room, more = 48, 40
-	hosts := newHosts(t, Config{Demote: true}, room, 4*room)
+	hosts := newHosts(t, Config{}, room, 4*room)
 	a, b := hosts[0], hosts[1]
 	for n := range byte(2 * room) {
 		a.put(n + 1)
@@ -46,10 +46,10 @@ func TestOffers(t *testing.T) {
 	if s.Taken < more-2 || s.Turnover < policy.Endless/2 {
 		t.Errorf("%+v, want what went taken", s)
 	}
-	if l := b.peers.Lent(); l.Took != s.Taken || l.Declined != s.Offers-s.Taken { // what it has taken before, and has not told yet
-		t.Errorf("the peer has taken %d offers and declined %d, want %d and the others of %d", l.Took, l.Declined, s.Taken, s.Offers)
+	if l := b.peers.Lent(); l.Took != s.Taken {
+		t.Errorf("the peer has taken %d offers, want %d", l.Took, s.Taken)
 	}
-	if n := a.peers.Lent().Held; n != 0 {
+	if n := a.peers.lending.held(); n != 0 {
 		t.Errorf("%d leases of offers that are over are held, want none", n)
 	}
 	a.knows(int64(s.Taken))
@@ -82,7 +82,7 @@ func TestOffers(t *testing.T) {
 
 // TestTurnoverIsTold: peers hear how long a host takes to replace what it holds, at first and when that changes.
 func TestTurnoverIsTold(t *testing.T) {
-	hosts := newHosts(t, Config{Demote: true}, 48, 48)
+	hosts := newHosts(t, Config{}, 48, 48)
 	told := func() time.Duration { return hosts[0].peers.Stats()[0].Turnover }
 	hosts[0].await("a peer has room", func() bool { return told() > policy.Endless/2 })
 	for n := range byte(120) {
@@ -91,33 +91,24 @@ func TestTurnoverIsTold(t *testing.T) {
 	hosts[0].await("it has none any more", func() bool { return told() < time.Hour })
 }
 
-// TestNoOffers: a peer that does not say that it takes offers gets none, and a host that takes none declines them.
+// TestNoOffers: a peer that does not say that it takes offers gets none.
 func TestNoOffers(t *testing.T) {
-	for _, demotes := range []bool{true, false} {
-		r := newTaker(t, &fake{}, demotes)
-		for n := range byte(40) {
-			r.put(n + 1)
-		}
-		if s := r.peers.Stats()[0]; s.Offers != 0 || s.Turnover != 0 || r.peers.Takes() {
-			t.Errorf("%+v, want no offer to a host that takes none", s)
-		}
-		if took := r.peers.turnover() > 0; took != demotes {
-			t.Errorf("this host says that it takes offers: %v, want %v", took, demotes)
-		}
-		if demotes {
-			continue
-		}
-		m, err := r.offered(t.Context())
-		if err != nil || m.GetTaken() || r.peers.Lent().Declined != 1 {
-			t.Errorf("%v, %v of a host that takes no offers, want it declined", m, err)
-		}
+	r := newTaker(t, &fake{})
+	for n := range byte(40) {
+		r.put(n + 1)
+	}
+	if s := r.peers.Stats()[0]; s.Offers != 0 || s.Turnover != 0 || r.peers.Takes() {
+		t.Errorf("%+v, want no offer to a host that takes none", s)
+	}
+	if r.peers.turnover() == 0 {
+		t.Error("this host says that it takes no offers")
 	}
 }
 
 // newTaker is a host with room for 16 entries, of which the fake is the only peer.
-func newTaker(t *testing.T, f *fake, demotes bool) *rig {
+func newTaker(t *testing.T, f *fake) *rig {
 	t.Helper()
-	p, err := New(Config{Listen: "127.0.0.1:0", Hosts: []string{f.serve(t)}, Demote: demotes})
+	p, err := New(Config{Listen: "127.0.0.1:0", Hosts: []string{f.serve(t)}})
 	testenv.OK(t, err)
 	r := &rig{T: t, peers: p}
 	r.open(16)
@@ -146,7 +137,7 @@ func TestHostileOffers(t *testing.T) {
 		return st.Send(&proto.FetchResponse{Data: make([]byte, pieceBytes)})
 	}
 	f := &fake{fetch: fetched, lease: lend(pieceBytes)}
-	r := newTaker(t, f, true)
+	r := newTaker(t, f)
 	p := r.peers
 	x := p.all()[0]
 	offer := func(change func(*proto.OfferRequest)) (bool, codes.Code) {
@@ -208,7 +199,7 @@ func TestOfferEnds(t *testing.T) {
 		<-end
 		return status.Error(codes.Unavailable, "")
 	}}
-	r := newTaker(t, f, true)
+	r := newTaker(t, f)
 	p := r.peers
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan bool)
@@ -234,7 +225,7 @@ func TestOffersWithoutAnswer(t *testing.T) {
 	r := newTaker(t, &fake{offer: func(*proto.OfferRequest) (*proto.OfferResponse, error) {
 		<-hang
 		return nil, status.Error(codes.Unavailable, "")
-	}}, true)
+	}})
 	r.peers.patience = 50 * time.Millisecond
 	next := byte(0)
 	r.await("the peer was offered something in vain, and is left alone", func() bool {
@@ -242,8 +233,8 @@ func TestOffersWithoutAnswer(t *testing.T) {
 		r.put(next)
 		return r.peers.all()[0].is(Alone)
 	})
-	if s := r.peers.Stats()[0]; s.Offers < mostFailures || s.Taken != 0 || r.peers.Lent().Held != 0 {
-		t.Errorf("%+v, %d leases held, want some offers, none taken and none held", s, r.peers.Lent().Held)
+	if s := r.peers.Stats()[0]; s.Offers < mostFailures || s.Taken != 0 || r.peers.lending.held() != 0 {
+		t.Errorf("%+v, %d leases held, want some offers, none taken and none held", s, r.peers.lending.held())
 	}
 	r.await("nothing more is offered", func() bool { return !r.peers.Takes() })
 }
@@ -257,7 +248,7 @@ func TestForgedOffers(t *testing.T) {
 		}
 		return st.Send(&proto.FetchResponse{Data: make([]byte, pieceBytes)})
 	}}
-	r := newTaker(t, f, true)
+	r := newTaker(t, f)
 	x := r.peers.all()[0]
 	for range 2 {
 		for range mostFailures {
@@ -278,7 +269,7 @@ func TestSlowTaker(t *testing.T) {
 		begun <- struct{}{}
 		<-end
 		return status.Error(codes.Unavailable, "")
-	}}, true)
+	}})
 	offer := func(n byte) (*proto.OfferResponse, error) {
 		return r.offered(byPeer(t), func(q *proto.OfferRequest) { k := key(n); q.Key = k[:] })
 	}

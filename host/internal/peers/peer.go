@@ -107,7 +107,6 @@ const (
 // peerCounters count since the start.
 type peerCounters struct {
 	asks, failures, keys, struck, bytes, blamed, offers, taken, nixl, fallbacks atomic.Uint64
-	waited                                                                      atomic.Int64
 }
 
 func newPeer(p *Peers, name, addr string) *peer {

@@ -30,7 +30,6 @@ type Config struct {
 	Deadline  time.Duration // of a lease
 	Bandwidth int64         // most bytes a second that are lent, and that are read from others; 0: no limit
 	LeaseTime time.Duration // that a lookup's lease may last here
-	Demote    bool          // offer to others what is evicted here, and take what they offer
 	// Budget is what one read may take: 12 s. It is to be less than the limit of an operation on files, so that a slow peer is not
 	// taken for a file system that hangs.
 	Budget time.Duration

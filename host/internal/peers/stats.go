@@ -15,7 +15,6 @@ type Stats struct {
 	Entries       int64         // that it has, as it says
 
 	Asks     uint64        // for leases
-	Waited   time.Duration // for all of them
 	Failures uint64        // of asks and reads
 	Keys     uint64        // asked for
 	Struck   uint64        // promises that were not kept
@@ -32,10 +31,10 @@ type Stats struct {
 
 // Lent is what this host has lent, since the start.
 type Lent struct {
-	Held                         int // leases at present
-	Leases, Keys, Refused, Bytes uint64
-	Took, Declined               uint64 // offers of peers
-	NIXLBytes                    uint64 // of Bytes
+	Refused   uint64 // leases
+	Bytes     uint64
+	NIXLBytes uint64 // of Bytes
+	Took      uint64 // offers of peers
 }
 
 // Stats are all peers, by address, and then the names without one.
@@ -45,7 +44,7 @@ func (p *Peers) Stats() (list []Stats) {
 	}
 	for _, x := range p.all() {
 		c := &x.count
-		s := Stats{Name: x.name, Address: x.addr, Asks: c.asks.Load(), Waited: time.Duration(c.waited.Load()), Failures: c.failures.Load(),
+		s := Stats{Name: x.name, Address: x.addr, Asks: c.asks.Load(), Failures: c.failures.Load(),
 			Keys: c.keys.Load(), Struck: c.struck.Load(), Bytes: c.bytes.Load(), Blamed: c.blamed.Load(), Turnover: time.Duration(x.turnover.Load()),
 			Offers: c.offers.Load(), Taken: c.taken.Load(),
 			NIXL: p.nixl.isProven(x.agent()), NIXLBytes: c.nixl.Load(), NIXLFallbacks: c.fallbacks.Load()}
@@ -76,11 +75,5 @@ func (p *Peers) Lent() (l Lent) {
 		return l
 	}
 	c := &p.lending.count
-	p.lending.mu.Lock()
-	l.Held = len(p.lending.leases)
-	p.lending.mu.Unlock()
-	l.Leases, l.Keys, l.Refused, l.Bytes = c.leases.Load(), c.keys.Load(), c.refused.Load(), c.bytes.Load()
-	l.Took, l.Declined = c.took.Load(), c.declined.Load()
-	l.NIXLBytes = c.nixl.Load()
-	return l
+	return Lent{Refused: c.refused.Load(), Bytes: c.bytes.Load(), NIXLBytes: c.nixl.Load(), Took: c.took.Load()}
 }

@@ -14,8 +14,8 @@ type cache struct {
 	touched  []uint32 // by slot: the request that touched the entry last
 	victims  [256]uint32
 
-	inPrefix                           bool // no key of this lookup has missed yet
-	keys, hits, live, evictions, sheds uint64
+	inPrefix         bool // no key of this lookup has missed yet
+	keys, hits, live uint64
 }
 
 func newCache(e *policy.Evict, capacity int64, max uint32) *cache {
@@ -88,7 +88,6 @@ func (c *cache) makeRoom(need int64, s *Step) (bool, error) {
 		short := c.set.Used() + need - c.capacity
 		ask := abi.Ask{Bytes: uint64(max(short, 1)), MaxVictims: uint32(len(c.victims)), Tenant: abi.None}
 		removed, err := c.set.Evict(c.evict, ask, c.victims[:], s.cause(), enough)
-		c.evictions += uint64(removed)
 		if err != nil {
 			return false, err
 		}
@@ -96,6 +95,5 @@ func (c *cache) makeRoom(need int64, s *Step) (bool, error) {
 			break
 		}
 	}
-	c.sheds++
 	return false, nil
 }

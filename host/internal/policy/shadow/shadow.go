@@ -15,16 +15,14 @@ const queueLength = 256
 // Stats are what a shadow has seen and what its cache would have done.
 type Stats struct {
 	policy.Stats
-	Keys      uint64 // looked up and received
-	Hits      uint64 // of those, what the shadow would have granted
-	LiveHits  uint64 // of those, what was granted
-	Dropped   uint64 // steps lost because the shadow was too slow
-	Evictions uint64
-	Sheds     uint64 // chunks for which its policy made no room
-	Entries   int
-	Used      int64
-	Capacity  int64
-	Err       error // why it receives nothing now; nil while it works
+	Keys     uint64 // looked up and received
+	Hits     uint64 // of those, what the shadow would have granted
+	LiveHits uint64 // of those, what was granted
+	Dropped  uint64 // steps lost because the shadow was too slow
+	Entries  int
+	Used     int64
+	Capacity int64
+	Err      error // why it receives nothing now; nil while it works
 }
 
 // Shadow is an evict policy that is judged on live requests.
@@ -104,7 +102,7 @@ func (s *Shadow) run(ctx context.Context) {
 		}
 		c := s.cache
 		s.mu.Lock()
-		s.seen.Keys, s.seen.Hits, s.seen.LiveHits, s.seen.Evictions, s.seen.Sheds = c.keys, c.hits, c.live, c.evictions, c.sheds
+		s.seen.Keys, s.seen.Hits, s.seen.LiveHits = c.keys, c.hits, c.live
 		s.seen.Entries, s.seen.Used, s.seen.Err = c.set.Len(), c.set.Used(), failed
 		s.mu.Unlock()
 	}
@@ -142,7 +140,7 @@ func (s *Shadow) restart(ctx context.Context) {
 // install puts a new instance, for which nothing is resident, in the place of one that failed. The counts remain.
 func (s *Shadow) install(evict *policy.Evict) {
 	c := newCache(evict, int64(s.options.Capacity), s.options.MaxSlots)
-	c.keys, c.hits, c.live, c.evictions, c.sheds = s.cache.keys, s.cache.hits, s.cache.live, s.cache.evictions, s.cache.sheds
+	c.keys, c.hits, c.live = s.cache.keys, s.cache.hits, s.cache.live
 	s.cache = c
 	s.mu.Lock()
 	old := s.evict

@@ -49,7 +49,6 @@ type Member struct {
 
 	// The rest belongs to Step.
 	incarnation
-	lag      time.Duration
 	lastStep time.Duration
 	term     *term // not nil: this host is the evictor
 	seen     evictorSeen
@@ -103,13 +102,10 @@ func New(cfg Config, back Backend) (*Member, error) {
 // is the evictor. An error comes from the file system; the next step tries again.
 func (m *Member) Step() error {
 	now := m.cfg.Now()
-	if m.lastStep != 0 {
-		m.lag = now - m.lastStep
-	}
-	m.lastStep = now
-	if m.lag > m.cfg.Lapse/2 {
+	if m.lastStep != 0 && now-m.lastStep > m.cfg.Lapse/2 {
 		m.resetTimers(now)
 	}
+	m.lastStep = now
 	err := m.step(now)
 	if errors.Is(err, ErrFenced) {
 		m.log.Warn("host given up by the others; joining again", "member", m.name)
@@ -221,33 +217,28 @@ var (
 	ErrConfig = errors.New("shared: bad configuration")
 )
 
+// Stats are a member's figures.
 type Stats struct {
-	State    State
-	Member   string
-	Evictor  bool
-	Epoch    uint64
-	Peers    int // other members
-	Lag      time.Duration
-	Granted  int64
-	Free     int64 // credit
-	Want     int64
-	Held     int64  // bytes of puts of earlier incarnations, which may have files open
-	Refused  uint64 // requests for credit that were refused
-	Journal  int    // batches undecided
-	Outside  int64  // evictor: outstanding credit of all members
-	Terms    uint64 // times this host became the evictor
-	Unlogged int    // publications not logged yet
-	Removed  uint64 // evictor: entries
-	Spared   uint64 // evictor: entries, by veto
-	GivenUp  uint64 // evictor: members given up
+	State   State
+	Member  string
+	Evictor bool
+	Peers   int // other members
+	Granted int64
+	Free    int64 // credit
+	Want    int64
+	Held    int64  // bytes of puts of earlier incarnations, which may have files open
+	Refused uint64 // requests for credit that were refused
+	Outside int64  // evictor: outstanding credit of all members
+	Terms   uint64 // times this host became the evictor
+	Removed uint64 // evictor: entries
+	GivenUp uint64 // evictor: members given up
 }
 
 func (m *Member) publishStats() {
 	old := m.facts.Load()
 	s := Stats{
-		Member: m.name, Evictor: m.term != nil, Epoch: m.seen.epoch, Lag: m.lag, Journal: len(m.Batches),
-		Unlogged: m.Len(),
-		Terms:    old.Terms, Removed: old.Removed, Spared: old.Spared, GivenUp: old.GivenUp, Outside: 0,
+		Member: m.name, Evictor: m.term != nil,
+		Terms: old.Terms, Removed: old.Removed, GivenUp: old.GivenUp,
 	}
 	switch {
 	case m.active():
@@ -262,8 +253,8 @@ func (m *Member) publishStats() {
 			s.Terms++
 		}
 		s.Outside = r.outside
-		s.Removed, s.Spared, s.GivenUp = s.Removed+r.removed, s.Spared+r.spared, s.GivenUp+r.givenUp
-		r.removed, r.spared, r.givenUp = 0, 0, 0
+		s.Removed, s.GivenUp = s.Removed+r.removed, s.GivenUp+r.givenUp
+		r.removed, r.givenUp = 0, 0
 	}
 	m.facts.Store(&s)
 }

@@ -36,13 +36,6 @@ func (o *Outbox) Begin(life uint64) {
 	o.life, o.held = life, map[uint64]struct{}{}
 }
 
-// Len is how many records there are.
-func (o *Outbox) Len() int {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return len(o.records)
-}
-
 // Published notes the publication of a piece, and spends its credit. It is false when the credit is void.
 func (o *Outbox) Published(r Record, credit Credit, of *Credits) bool {
 	o.mu.Lock()

@@ -26,8 +26,8 @@ type term struct {
 	batches map[uint64]*proposal
 	outside int64
 
-	counted                  bool
-	removed, spared, givenUp uint64
+	counted          bool
+	removed, givenUp uint64
 }
 
 // peer is the evictor's view of a member.
@@ -296,7 +296,6 @@ func (t *term) decide(n uint64, b *proposal) (bool, error) {
 		return false, err // it may have been applied all the same
 	}
 	b.decided = true
-	t.spared += uint64(len(b.verdict.Spared))
 	t.removed += uint64(len(b.victims) - len(b.verdict.Spared))
 	t.m.Wake()
 	return true, nil

@@ -133,7 +133,6 @@ type Member struct {
 
 	// The rest belongs to Step.
 	incarnation
-	lag      time.Duration
 	lastStep time.Duration
 	office   *office       // as it was read or written last; nil: there is none
 	version  string        // of it
@@ -194,9 +193,6 @@ func (m *Member) active() bool { return m.admitted && m.IsScanned() }
 // evictor. An error comes from the server; the next step tries again.
 func (m *Member) Step() error {
 	now := m.cfg.Now()
-	if m.lastStep != 0 {
-		m.lag = now - m.lastStep
-	}
 	m.lastStep = now
 	err := m.step(now)
 	if errors.Is(err, shared.ErrFenced) {
@@ -615,11 +611,8 @@ func (m *Member) Leave() error {
 func (m *Member) publishStats() {
 	old := m.facts.Load()
 	s := shared.Stats{
-		Member: m.name, Evictor: m.term != nil, Lag: m.lag, Journal: len(m.Batches), Unlogged: m.Len(),
-		Terms: old.Terms, Removed: old.Removed, Spared: old.Spared, GivenUp: old.GivenUp,
-	}
-	if m.office != nil {
-		s.Epoch = m.office.Term
+		Member: m.name, Evictor: m.term != nil,
+		Terms: old.Terms, Removed: old.Removed, GivenUp: old.GivenUp,
 	}
 	switch {
 	case m.active():
@@ -638,8 +631,8 @@ func (m *Member) publishStats() {
 			s.Terms++
 		}
 		s.Outside = t.outside
-		s.Removed, s.Spared, s.GivenUp = s.Removed+t.removed, s.Spared+t.spared, s.GivenUp+t.givenUp
-		t.removed, t.spared, t.givenUp = 0, 0, 0
+		s.Removed, s.GivenUp = s.Removed+t.removed, s.GivenUp+t.givenUp
+		t.removed, t.givenUp = 0, 0
 	}
 	m.facts.Store(&s)
 }

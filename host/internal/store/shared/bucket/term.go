@@ -31,8 +31,8 @@ type term struct {
 	knows   bool   // all is in the account that was stored before the term began
 	outside int64
 
-	counted                  bool
-	removed, spared, givenUp uint64
+	counted          bool
+	removed, givenUp uint64
 }
 
 // gone is a member whose log has ended.
@@ -371,7 +371,6 @@ func (t *term) judge(n uint64, b *ballot, vetoes map[int]bool) (over bool, err e
 		p.done = end
 	}
 	b.Decided, b.Spared = true, slices.Sorted(maps.Keys(p.spared))
-	t.spared += uint64(len(b.Spared))
 	t.removed += uint64(len(p.victims) - len(b.Spared))
 	delete(t.batches, n)
 	m.Wake()
