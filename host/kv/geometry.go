@@ -2,6 +2,7 @@ package kv
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -71,7 +72,7 @@ func Uniform(blocks, layers, parts, pageBytes uint32) Geometry {
 	return g
 }
 
-// text is "blocks=16 planes=0.0:65536,0.1:65536,...", runs of equal page sizes spelled out: it is hashed, not read.
+// text is "blocks=16 planes=0.0:65536,0.1:65536,...", runs of equal page sizes spelled out.
 func (g *Geometry) text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "blocks=%d planes=", g.Blocks)
@@ -83,3 +84,31 @@ func (g *Geometry) text() string {
 	}
 	return b.String()
 }
+
+// parse is the inverse of text, for text that is canonical.
+func (g *Geometry) parse(text string) error {
+	if len(text) > maxGeometryText {
+		return fmt.Errorf("%w: %d bytes of text", ErrGeometry, len(text))
+	}
+	blocks, planes, _ := strings.Cut(strings.TrimPrefix(text, "blocks="), " planes=")
+	n, err := strconv.ParseUint(blocks, 10, 32)
+	if err != nil {
+		return err
+	}
+	g.Blocks = uint32(n)
+	for plane := range strings.SplitSeq(planes, ",") {
+		layer, rest, _ := strings.Cut(plane, ".")
+		part, bytes, _ := strings.Cut(rest, ":")
+		var of [3]uint64
+		for i, number := range [...]string{layer, part, bytes} {
+			if of[i], err = strconv.ParseUint(number, 10, 32); err != nil {
+				return err
+			}
+		}
+		g.Planes = append(g.Planes, Plane{Layer: uint32(of[0]), Part: uint32(of[1]), PageBytes: uint32(of[2])})
+	}
+	return nil
+}
+
+// maxGeometryText bounds the text of most planes, of numbers with most digits.
+const maxGeometryText = 64 + MaxPlanes*3*11

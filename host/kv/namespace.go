@@ -188,6 +188,85 @@ func (n *Namespace) Text() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
+// ParseNamespace is the inverse of Text. PageDType is no part of it.
+func ParseNamespace(text string) (*Namespace, error) {
+	n := &Namespace{}
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+		if err := n.setField(key, value); err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrNamespace, key, err)
+		}
+	}
+	if err := n.Validate(); err != nil {
+		return nil, err
+	}
+	if n.Text() != text {
+		return nil, fmt.Errorf("%w: not in canonical form", ErrNamespace)
+	}
+	return n, nil
+}
+
+func (n *Namespace) setField(key, value string) (err error) {
+	number := func(to *int) error {
+		*to, err = strconv.Atoi(value)
+		return err
+	}
+	switch key {
+	case "model":
+		n.Model = value
+	case "revision":
+		n.Revision = value
+	case "dtype":
+		n.DType = value
+	case "engine":
+		n.Engine = value
+	case "hash_algorithm":
+		n.HashAlgorithm = value
+	case "hash_seed":
+		n.HashSeed = value
+	case "key_bytes":
+		return number(&n.KeyBytes)
+	case "tokens_per_block":
+		return number(&n.TokensPerBlock)
+	case "tensor_parallel":
+		return number(&n.TensorParallel)
+	case "pipeline_stages":
+		return number(&n.PipelineStages)
+	case "context_parallel":
+		return number(&n.ContextParallel)
+	case "replicated":
+		n.Replicated, err = strconv.ParseBool(value)
+		return err
+	default:
+		if id, is := strings.CutPrefix(key, "group."); is {
+			return n.addGroup(id, value)
+		}
+		name, _ := strings.CutPrefix(key, "extra.")
+		if n.Extra == nil {
+			n.Extra = map[string]string{}
+		}
+		n.Extra[name] = value
+	}
+	return nil
+}
+
+func (n *Namespace) addGroup(id, value string) error {
+	number, err := strconv.ParseUint(id, 10, 32)
+	if err != nil {
+		return err
+	}
+	g := Group{ID: uint32(number)}
+	lookup, geometry, _ := strings.Cut(value, " ")
+	if lookup == ByMembership.String() {
+		g.Lookup = ByMembership
+	}
+	if err := g.Geometry.parse(geometry); err != nil {
+		return err
+	}
+	n.Groups = append(n.Groups, g)
+	return nil
+}
+
 // Digest identifies the namespace.
 func (n *Namespace) Digest() Digest { return TextDigest([]byte(n.Text())) }
 

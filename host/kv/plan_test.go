@@ -202,3 +202,24 @@ func TestGapsAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// FuzzParseNamespace: what is read of a namespace's text has the same text.
+func FuzzParseNamespace(f *testing.F) {
+	n := Namespace{
+		Model: "m", DType: "auto/bfloat16", Engine: "e", HashAlgorithm: "sha256", HashSeed: "a=b", KeyBytes: 32, TokensPerBlock: 16, TensorParallel: 2,
+		Replicated: true, Groups: []Group{{ID: 3, Geometry: Uniform(2, 2, 2, 4096)}, {ID: 12, Lookup: ByMembership, Geometry: Uniform(1, 1, 1, 7)}},
+		Extra: map[string]string{"a.b": "c=d", "e": ""},
+	}
+	f.Add(n.Text())
+	f.Add("group.0=prefix blocks=1 planes=")
+	f.Fuzz(func(t *testing.T, text string) {
+		switch got, err := ParseNamespace(text); {
+		case err != nil && text == n.Text():
+			t.Fatal(err)
+		case err == nil && got.Text() != text:
+			t.Errorf("%q of %q", got.Text(), text)
+		case err == nil && text == n.Text() && (got.Groups[0].ID != 12 || got.Groups[0].Lookup != ByMembership || len(got.Groups[1].Geometry.Planes) != 4):
+			t.Errorf("groups %+v", got.Groups)
+		}
+	})
+}

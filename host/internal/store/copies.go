@@ -25,7 +25,11 @@ func (r *root) openMoved(m *entries.Move, rank uint32) (moves.Piece, error) {
 	if err := p.pin(); err != nil {
 		return nil, err
 	}
-	if err := p.open(); err != nil {
+	err := r.kept.Catalog.Reopen(r.store.run, p.class)
+	if err == nil {
+		err = p.open()
+	}
+	if err != nil {
 		p.Close()
 		return nil, err
 	}

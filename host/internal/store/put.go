@@ -170,7 +170,7 @@ func (p *Put) Root() string { return p.root.Path }
 func (p *Put) Plan() *kv.Plan { return p.class.Plan }
 
 // Element is the size of the numbers in the pages, as far as it matters to a codec: 2 for floats of 16 bits, else 1.
-func (p *Put) Element() int { return p.class.Namespace.Element }
+func (p *Put) Element() int { return p.class.Namespace.Element() }
 
 // offer tells the shadows of a chunk that a client wants to store, whether or not it is stored.
 func (p *Put) offer(s *Store) {

@@ -28,13 +28,16 @@ type Namespace struct {
 	Layout bound[*policy.Layout]
 	Place  bound[*policy.Place]
 
-	Element     int // size of the numbers in its pages; 0 until a session has opened the namespace
 	Compression *codec.Namespace
+	element     atomic.Int64
 
 	current atomic.Pointer[map[uint32]*Class] // for new pieces; complete once a session has opened the namespace
 	classes []*Class                          // those of earlier policies too; guarded by Catalog.mu
 	groups  []kv.Group                        // nil until a session has opened the namespace; guarded by Catalog.opening
 }
+
+// Element is the size of the numbers in its pages; 0 until the namespace is open.
+func (ns *Namespace) Element() int { return int(ns.element.Load()) }
 
 // Class is the class that new pieces of a group get, or nil.
 func (ns *Namespace) Class(group uint32) *Class { return (*ns.current.Load())[group] }
@@ -132,6 +135,7 @@ func (c *Catalog) Open(ctx context.Context, n *kv.Namespace) (*Namespace, error)
 		return nil, err
 	}
 	if ns.groups != nil {
+		ns.element.Store(int64(n.Element())) // it was opened by its text, perhaps, which does not say all of it
 		return ns, nil
 	}
 	plans, err := ns.makePlans(ctx, c.opt.Roots, n.Groups, ns.Layout.Now().Policy)
@@ -145,6 +149,20 @@ func (c *Catalog) Open(ctx context.Context, n *kv.Namespace) (*Namespace, error)
 		return nil, err
 	}
 	return ns, nil
+}
+
+// Reopen opens a namespace of which only its text is known, as a session would: pieces that are there cannot be copied without a plan. A class
+// of it that has one is enough: then nothing is done.
+func (c *Catalog) Reopen(ctx context.Context, cl *Class) error {
+	if cl.FileBytes() > 0 {
+		return nil
+	}
+	n, err := kv.ParseNamespace(cl.Namespace.Text)
+	if err != nil {
+		return err
+	}
+	_, err = c.Open(ctx, n)
+	return err
 }
 
 // makePlans asks for the layout of groups and keeps the plans: a piece can be read only with the plan that it was
@@ -186,7 +204,8 @@ func (c *Catalog) complete(ns *Namespace, n *kv.Namespace, plans []*kv.Plan) err
 			}
 		}
 	}
-	ns.groups, ns.Element = n.Groups, n.Element()
+	ns.groups = n.Groups
+	ns.element.Store(int64(n.Element()))
 	return nil
 }
 

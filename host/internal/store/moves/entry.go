@@ -134,9 +134,6 @@ func (v *Entry) wanted() (wanted, known bool) {
 	if v.To.Holds(v.Fingerprint) {
 		return false, false
 	}
-	if _, takes := v.To.(Taker); !takes && class.FileBytes() == 0 { // a copy is written, and checked, by the plan that a session brings
-		return false, true
-	}
 	if v.Wanted {
 		return true, true
 	}

@@ -135,6 +135,15 @@ func (n *node) open(op Op) (err error) {
 	}
 	s, err := n.r.opt.Open(context.Background(), n.cfg, n.r.slots)
 	release()
+	if k := &n.r.h.Kind; k.faults != "" || k.power { // these are no faults of a session's start
+		for space := range namespaces {
+			if err == nil {
+				if err = s.Use(context.Background(), space); err != nil {
+					err = errors.Join(err, s.Close())
+				}
+			}
+		}
+	}
 	if err != nil {
 		if n.armed && errors.Is(err, faultfs.ErrPowerLost) {
 			n.lost, n.before = true, nil

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,6 +28,8 @@ import (
 
 // Store is what a history needs of one host's store. Its errors are those of package store.
 type Store interface {
+	// Use opens a namespace, as a session does. What else is asked of it does so first; until then the store has what it finds of it.
+	Use(ctx context.Context, space int) error
 	// Begin reserves room for a piece.
 	Begin(ctx context.Context, of Piece) (Put, error)
 	// Lookup asks for keys of one namespace, by their numbers; ranks are the pieces that a hit has, 0 for all.
@@ -98,8 +101,10 @@ func keyOf(n uint64) (k kv.Key) {
 // hostStore is the [Store] that package store has.
 type hostStore struct {
 	*store.Store
-	slots  *staging.Slots
-	spaces [len(namespaces)]*catalog.Namespace
+	slots *staging.Slots
+
+	mu     sync.Mutex
+	spaces [len(namespaces)]*catalog.Namespace // that are in use
 }
 
 // OpenStore is the [Opener] of package store.
@@ -108,13 +113,21 @@ func OpenStore(ctx context.Context, cfg store.Config, slots *staging.Slots) (Sto
 	if err != nil {
 		return nil, err
 	}
-	h := &hostStore{Store: s, slots: slots}
-	for i := range namespaces {
-		if h.spaces[i], err = s.Namespace(ctx, &namespaces[i]); err != nil {
-			return nil, errors.Join(err, s.Close())
-		}
+	return &hostStore{Store: s, slots: slots}, nil
+}
+
+func (h *hostStore) Use(ctx context.Context, space int) error {
+	_, err := h.space(ctx, space)
+	return err
+}
+
+func (h *hostStore) space(ctx context.Context, i int) (_ *catalog.Namespace, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.spaces[i] == nil {
+		h.spaces[i], err = h.Namespace(ctx, &namespaces[i])
 	}
-	return h, nil
+	return h.spaces[i], err
 }
 
 func (h *hostStore) EndRequest() { h.Store.EndRequest(1, abi.Hints{}) }
@@ -125,8 +138,12 @@ func (h *hostStore) Swap(ctx context.Context, s store.Swap) error {
 }
 
 func (h *hostStore) Begin(ctx context.Context, of Piece) (Put, error) {
+	ns, err := h.space(ctx, of.Space)
+	if err != nil {
+		return nil, err
+	}
 	q := store.PutRequest{
-		Namespace: h.spaces[of.Space], Key: keyOf(of.Key), Depth: uint32(of.Key), Rank: of.Rank, Request: 1,
+		Namespace: ns, Key: keyOf(of.Key), Depth: uint32(of.Key), Rank: of.Rank, Request: 1,
 	}
 	if of.Key != 0 {
 		q.Parent = keyOf(of.Key - 1)
@@ -149,7 +166,11 @@ func (p *hostPut) Write(content func(int64) []byte) error {
 }
 
 func (h *hostStore) Lookup(space int, keys []uint64, ranks uint64) (Lease, error) {
-	q := store.LookupRequest{Namespace: h.spaces[space], Ranks: ranks}
+	ns, err := h.space(context.Background(), space)
+	if err != nil {
+		return nil, err
+	}
+	q := store.LookupRequest{Namespace: ns, Ranks: ranks}
 	for _, n := range keys {
 		q.Keys = append(q.Keys, keyOf(n))
 	}
@@ -161,7 +182,11 @@ func (h *hostStore) Lookup(space int, keys []uint64, ranks uint64) (Lease, error
 }
 
 func (h *hostStore) Has(e Entry) (bool, error) {
-	l, err := h.Store.Lookup(store.LookupRequest{Namespace: h.spaces[e.Space], Keys: []kv.Key{keyOf(e.Key)}, Pin: true})
+	ns, err := h.space(context.Background(), e.Space)
+	if err != nil {
+		return false, err
+	}
+	l, err := h.Store.Lookup(store.LookupRequest{Namespace: ns, Keys: []kv.Key{keyOf(e.Key)}, Pin: true})
 	if err != nil {
 		return false, fmt.Errorf("has %s: %w", e, err)
 	}
@@ -170,7 +195,11 @@ func (h *hostStore) Has(e Entry) (bool, error) {
 }
 
 func (h *hostStore) Discard(space int, keys []uint64) ([]store.DiscardResult, error) {
-	q := store.DiscardRequest{Namespace: h.spaces[space]}
+	ns, err := h.space(context.Background(), space)
+	if err != nil {
+		return nil, err
+	}
+	q := store.DiscardRequest{Namespace: ns}
 	for _, n := range keys {
 		q.Keys = append(q.Keys, keyOf(n))
 	}
