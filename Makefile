@@ -41,6 +41,7 @@ plugins: ## build the first-party policies: those that are embedded to plugins/d
 build: plugins
 	@echo 'Host: go compiles bin/kvhost and all that it needs, which takes minutes the first time.'
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/kvhost ./cmd/kvhost
+	$(GO) run ./examples/deploy -version '$(VERSION)' -manual bin/manual
 
 run: build ## replay a trace through a real host: real socket, evict policy in wasm, chunks on disk
 	bin/kvhost replay --embedded --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --capacity 1000 --sessions 2
@@ -192,8 +193,22 @@ manifests: .build/bin/check-kubernetes ## write the plain manifests of Kubernete
 dist: plugins .build/bin/nfpm ## wheels, tarballs, deb, rpm, bills of materials and checksums of amd64 and arm64, in .build/dist
 	$(GO) run ./examples/deploy -version '$(VERSION)' 
 
-release: plugins .build/bin/nfpm ## what dist writes, of a tag or of VERSION, with notes, and signed by MINISIGN_KEY (a file of minisign -G -W)
-	$(GO) run ./examples/deploy -release -version '$(VERSION)' -key '$(MINISIGN_KEY)'
+# What the image stands on. Debian's packages are unpacked and not run, so that one machine has bases of both architectures. The same packages
+# give the same bytes: DEBIAN may be a date of Debian's archive of snapshots.
+DEBIAN ?= http://deb.debian.org/debian
+BASE   := --include=base-files,base-passwd,ca-certificates,coreutils,dash,libc-bin,libstdc++6 \
+  --skip=output/dev --extract-hook='cd "$$1" && cp usr/share/base-passwd/passwd.master etc/passwd && \
+  cp usr/share/base-passwd/group.master etc/group && mkdir -p etc/ssl/certs && \
+  cat usr/share/ca-certificates/mozilla/*.crt >etc/ssl/certs/ca-certificates.crt && \
+  rm -rf usr/share/man usr/share/locale usr/share/perl5'
+
+.build/base/%.tar: Makefile
+	@mkdir -p .build/base
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) mmdebstrap --quiet --format=tar --variant=extract --architectures=$* $(BASE) bookworm $@.part $(DEBIAN)
+	mv $@.part $@
+
+release: plugins .build/bin/nfpm .build/base/amd64.tar .build/base/arm64.tar ## what dist writes, of a tag or of VERSION, with the image, notes, and signatures by MINISIGN_KEY (a file of minisign -G -W) and COSIGN_KEY
+	$(GO) run ./examples/deploy -release -version '$(VERSION)' -key '$(MINISIGN_KEY)' -cosign-key '$(COSIGN_KEY)' -base .build/base
 
 hooks: ## switch the hooks of .github/hooks on in this clone
 	git config core.hooksPath .github/hooks

@@ -16,17 +16,14 @@ import (
 
 var withImage = flag.Bool("image", false, "build and run the container image, which takes minutes")
 
-// imageUser is the user of the image, and of the manifests.
-const imageUser = 10001
-
 // image is builder's command on storage of its own.
 func image(storage string, args ...string) []string {
 	return append([]string{"--root", filepath.Join(storage, "root"), "--runroot", filepath.Join(storage, "run"),
 		"--storage-driver", "vfs"}, args...)
 }
 
-// The Dockerfile gives an image whose host is a user without capabilities, which serves as it is. buildah builds and runs
-// it without a daemon; the base is made here, because no registry is at hand. It is for make torture.
+// The Dockerfile, and the layout of a release, give an image whose host is a user without capabilities, which serves as it is. buildah
+// builds and runs them without a daemon; the bases are made here, because no registry is at hand. It is for make torture.
 func TestImage(t *testing.T) {
 	if !*withImage {
 		t.Skip("make torture builds the image")
@@ -38,13 +35,39 @@ func TestImage(t *testing.T) {
 		t.Helper()
 		return strings.TrimSpace(must(t, "buildah", image(storage, args...)...))
 	}
-	testenv.OK(t, os.Link(binary(t), filepath.Join(context, "kvhost")))
+	own := binary(t)
+	testenv.OK(t, os.Link(own, filepath.Join(context, "kvhost")))
+	here, err := os.Getwd()
+	testenv.OK(t, err)
+	r := &release{version: distVersion, out: t.TempDir(), archs: []string{"amd64"}, html: filepath.Join(context, "manual")}
+	t.Chdir(testenv.Root())
+	testenv.OK(t, r.site(r.html))
+	must(t, "make", ".build/base/amd64.tar")
+	r.base = ".build/base"
+	testenv.OK(t, r.image(map[string]string{"amd64": own}))
+	t.Chdir(here)
 	made := buildah("from", "scratch")
 	buildah("add", "--quiet", made, base, "/")
 	buildah("commit", "--quiet", "--rm", made, "localhost/base")
 	buildah("bud", "--isolation", "chroot", "--build-arg", "BASE=localhost/base", "--tag", "localhost/kvhost",
 		"--file", "container/Dockerfile", context)
 
+	pulled := buildah("pull", "--quiet", "oci-archive:"+filepath.Join(r.out, "kvhost_"+distVersion+"_image.tar"))
+	buildah("tag", pulled, "localhost/released")
+	for _, name := range []string{"localhost/kvhost", "localhost/released"} {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			serveImage(t, storage, name)
+			tally.Add(1, 0, 0)
+		})
+	}
+}
+
+// serveImage runs the host of an image.
+func serveImage(t *testing.T, storage, name string) {
+	buildah := func(args ...string) string {
+		t.Helper()
+		return strings.TrimSpace(must(t, "buildah", image(storage, args...)...))
+	}
 	var about struct {
 		OCIv1 struct {
 			Config struct {
@@ -53,25 +76,27 @@ func TestImage(t *testing.T) {
 			}
 		}
 	}
-	testenv.OK(t, json.Unmarshal([]byte(buildah("inspect", "--type", "image", "localhost/kvhost")), &about))
+	testenv.OK(t, json.Unmarshal([]byte(buildah("inspect", "--type", "image", name)), &about))
 	if c := about.OCIv1.Config; c.User != "10001:10001" || len(c.Entrypoint) != 1 || len(c.Cmd) != 2 {
 		t.Errorf("the image's configuration: got %+v, want user 10001, one entry point, two arguments", c)
 	}
-	container := buildah("from", "localhost/kvhost")
+	container := buildah("from", name)
 	run := func(args ...string) []string {
-		return image(storage, append([]string{"run", "--isolation", "chroot", container, "--", "kvhost"}, args...)...)
+		return image(storage, append([]string{"run", "--isolation", "chroot", container, "--"}, args...)...)
 	}
+	// The init container of the chart makes its directories with this.
+	must(t, "buildah", run("install", "-d", "/tmp/made")...)
 	const config = "/etc/kvhost/kvhost.toml"
 	out := ""
 	for n := 0; out == "" && n < 5; n++ { // a busy buildah loses what a short command writes
-		out = must(t, "buildah", run("check", "--config", config)...)
+		out = must(t, "buildah", run("kvhost", "check", "--config", config)...)
 	}
 	if strings.Contains(out, "policies:") ||
 		!strings.Contains(out, "/var/lib/kvhost/kv (does not exist yet") {
 		t.Errorf("check:\n%s", out)
 	}
 	address := outside(t)
-	cmd := exec.Command("buildah", run("--config", config, "--http-listen", address)...)
+	cmd := exec.Command("buildah", run("kvhost", "--config", config, "--http-listen", address)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	s := serve(t, cmd)
 	s.unprivileged(imageUser)
@@ -80,7 +105,6 @@ func TestImage(t *testing.T) {
 		t.Errorf("the image has no cache:\n%s", s.logged())
 	}
 	s.stop()
-	tally.Add(1, 0, 0)
 }
 
 // The user of the image is the manifests'.

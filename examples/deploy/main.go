@@ -1,13 +1,15 @@
 // Command deploy writes what a release consists of: for each architecture a tarball, a deb, an rpm and a wheel for Python, and a
-// bill of the materials in the binary; the Helm chart; and their checksums. With -release notes and a signature come with it. Two runs
-// on one commit write the same bytes.
+// bill of the materials in the binary; the Helm chart; and their checksums. With -release the image, notes and signatures come with it.
+// Two runs on one commit, and on the same bases of the image, write the same bytes.
 // The tests install, run and check what is in this directory and what the command writes.
 //
 //	go run ./examples/deploy -version 1.2.3 -nfpm .build/bin/nfpm   # in the top directory
+//	go run ./examples/deploy -version 1.2.3 -manual bin/manual      # the manual alone
 package main
 
 import (
 	"context"
+	"crypto/ecdsa"
 	"crypto/sha256"
 	"errors"
 	"flag"
@@ -27,11 +29,15 @@ type release struct {
 	version string
 	out     string
 	nfpm    string
-	overlay string    // of go build; empty: none
-	key     string    // file of the key that signs; empty: nothing is signed
+	overlay string            // of go build; empty: none
+	key     string            // file of minisign's key that signs; empty: none does
+	cosign  *ecdsa.PrivateKey // that signs, too; nil: none does
+	base    string            // directory of what the image stands on; empty: there is no image
+	archs   []string
 	strict  bool      // only the version of a release will do
 	epoch   time.Time // of all files
 	own     string    // the binary of this machine's architecture
+	html    string    // directory of the manual as a site
 	man     string    // directory of the manual's pages
 	share   string    // directory of completions and documents
 }
@@ -44,18 +50,30 @@ func main() {
 	flag.StringVar(&r.overlay, "overlay", "", "passed to go build")
 	flag.BoolVar(&r.strict, "release", false, "write notes and a signature, too; the version must be that of a release")
 	flag.StringVar(&r.key, "key", "", "minisign's secret key, with which -release signs")
+	cosign := flag.String("cosign-key", "", "cosign's private key, with which -release signs, too")
+	flag.StringVar(&r.base, "base", "", "directory with ARCHITECTURE.tar, which the image of -release stands on")
+	manual := flag.String("manual", "", "write the manual as a site to this directory, and nothing else")
 	archs := flag.String("arch", "amd64,arm64", "architectures")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := r.run(ctx, strings.Split(*archs, ",")); err != nil {
+	r.archs = strings.Split(*archs, ",")
+	err := r.readCosignKey(*cosign)
+	switch {
+	case err != nil:
+	case *manual != "":
+		err = r.site(*manual)
+	default:
+		err = r.run(ctx)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "deploy:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-func (r *release) run(ctx context.Context, archs []string) error {
+func (r *release) run(ctx context.Context) error {
 	r.version = packageVersion(r.version)
 	if err := r.date(ctx); err != nil {
 		return err
@@ -84,18 +102,30 @@ func (r *release) run(ctx context.Context, archs []string) error {
 	if err := r.manual(ctx, r.own, r.man); err != nil {
 		return err
 	}
+	r.html = filepath.Join(work, "manual")
+	if err := r.site(r.html); err != nil {
+		return err
+	}
 	r.share = filepath.Join(work, "share")
 	if err := r.shared(ctx, r.own, r.share); err != nil {
 		return err
 	}
-	for _, arch := range archs {
-		if err := r.arch(ctx, arch, filepath.Join(work, arch)); err != nil {
+	binaries := map[string]string{runtime.GOARCH: r.own}
+	for _, arch := range r.archs {
+		if binaries[arch] == "" {
+			binaries[arch] = filepath.Join(work, arch, "kvhost")
+			if err := r.build(ctx, arch, binaries[arch]); err != nil {
+				return fmt.Errorf("%s: %w", arch, err)
+			}
+		}
+		base := filepath.Join(r.out, "kvhost_"+r.version+"_linux_"+arch)
+		if err := errors.Join(r.packages(ctx, arch, base, binaries[arch]), r.wheel(arch, binaries[arch])); err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
 	}
 	errs := []error{r.chart()}
 	if r.strict {
-		errs = append(errs, r.notes())
+		errs = append(errs, r.notes(), r.image(binaries))
 	}
 	errs = append(errs, r.checksums())
 	if r.strict {
@@ -132,19 +162,6 @@ func (r *release) date(ctx context.Context) error {
 	return nil
 }
 
-// arch writes the files of an architecture.
-func (r *release) arch(ctx context.Context, arch, work string) error {
-	binary := r.own
-	if arch != runtime.GOARCH {
-		binary = filepath.Join(work, "kvhost")
-		if err := r.build(ctx, arch, binary); err != nil {
-			return err
-		}
-	}
-	base := filepath.Join(r.out, "kvhost_"+r.version+"_linux_"+arch)
-	return errors.Join(r.packages(ctx, arch, base, binary), r.wheel(arch, binary))
-}
-
 // build makes the binary of an architecture.
 func (r *release) build(ctx context.Context, arch, binary string) error {
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags=grpcnotrace", "-buildvcs=false", "-overlay", r.overlay,
@@ -171,7 +188,7 @@ func (r *release) packages(ctx context.Context, arch, base, binary string) error
 	for _, kind := range []string{"deb", "rpm"} {
 		pack := exec.CommandContext(ctx, r.nfpm, "package", "--config", "examples/deploy/package/nfpm.yaml", "--packager", kind,
 			"--target", base+"."+kind)
-		pack.Env = append(os.Environ(), "VERSION="+r.version, "ARCH="+arch, "BINARY="+binary, "MAN="+r.man, "SHARE="+r.share,
+		pack.Env = append(os.Environ(), "VERSION="+r.version, "ARCH="+arch, "BINARY="+binary, "MAN="+r.man, "HTML="+r.html, "SHARE="+r.share,
 			"SOURCE_DATE_EPOCH="+strconv.FormatInt(r.epoch.Unix(), 10))
 		if out, err := pack.CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w\n%s", r.nfpm, err, out)
@@ -182,7 +199,7 @@ func (r *release) packages(ctx context.Context, arch, base, binary string) error
 
 // inTarball are the files that go with the binary.
 var inTarball = []string{
-	"LICENSE", "README.md", "host/docs/operate.md", "host/docs/reference.md", "examples/kvhost.toml", "examples/deploy/kvhost.toml",
+	"LICENSE", "README.md", "examples/kvhost.toml", "examples/deploy/kvhost.toml",
 	"examples/deploy/systemd/kvhost.service", "examples/deploy/systemd/kvhost@.service", "examples/monitoring/alerts.yml",
 	"examples/monitoring/dashboard.json",
 }
@@ -194,11 +211,14 @@ func (r *release) tarball(name, binary string) error {
 		for _, path := range inTarball {
 			errs = append(errs, add(path, top+path, 0o644))
 		}
-		pages, err := filepath.Glob(filepath.Join(r.man, "*"))
-		for _, path := range pages {
-			errs = append(errs, add(path, top+"man/"+filepath.Base(path), 0o644))
+		for _, dir := range []string{r.man, r.html} {
+			pages, err := filepath.Glob(filepath.Join(dir, "*"))
+			errs = append(errs, err)
+			for _, path := range pages {
+				errs = append(errs, add(path, top+filepath.Base(dir)+"/"+filepath.Base(path), 0o644))
+			}
 		}
-		return errors.Join(append(errs, err)...)
+		return errors.Join(errs...)
 	})
 }
 

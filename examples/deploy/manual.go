@@ -63,7 +63,7 @@ func (r *release) manual(ctx context.Context, binary, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "kvhost.toml.5"), []byte(text), 0o644)
 }
 
-// shared writes completions for shells, and documents with links that lead from anywhere.
+// shared writes completions for shells, and the changelog with links that lead from anywhere.
 func (r *release) shared(ctx context.Context, binary, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -77,16 +77,12 @@ func (r *release) shared(ctx context.Context, binary, dir string) error {
 			return err
 		}
 	}
-	for _, name := range []string{"host/docs/operate.md", "host/docs/reference.md", ".github/CHANGELOG.md"} {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(dir, filepath.Base(name)), linked(name, text), 0o644); err != nil {
-			return err
-		}
+	const changes = ".github/CHANGELOG.md"
+	text, err := os.ReadFile(changes)
+	if err != nil {
+		return err
 	}
-	return nil
+	return os.WriteFile(filepath.Join(dir, filepath.Base(changes)), linked(changes, text), 0o644)
 }
 
 var link = regexp.MustCompile(`\]\([^)#:]+`)

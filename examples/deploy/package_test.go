@@ -67,6 +67,7 @@ var installed = []string{
 	"/usr/lib/systemd/system/kvhost@.service", "/usr/share/doc/kvhost/copyright",
 	"/usr/lib/tmpfiles.d/kvhost.conf", "/usr/share/bash-completion/completions/kvhost", "/usr/share/doc/kvhost/CHANGELOG.md",
 	"/usr/share/man/man1/kvhost.1", "/usr/share/man/man1/kvhost-policy-swap.1", "/usr/share/man/man5/kvhost.toml.5",
+	"/usr/share/kvhost/manual/index.html", "/usr/share/kvhost/manual/sections.js",
 }
 
 // A release has a tarball, packages and a bill of materials for each architecture, with the binary of that one in them.

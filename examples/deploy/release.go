@@ -77,15 +77,20 @@ func (r *release) archive(name string, fill func(add func(path, as string, mode 
 		if err != nil {
 			return err
 		}
-		h := &tar.Header{Typeflag: tar.TypeReg, Name: as, Mode: mode, Size: int64(len(text)), ModTime: r.epoch,
-			Uname: "root", Gname: "root", Format: tar.FormatUSTAR}
-		if err := t.WriteHeader(h); err != nil {
-			return err
-		}
-		_, err = t.Write(text)
-		return err
+		return r.entry(t, as, mode, text)
 	})
 	return errors.Join(err, t.Close(), z.Close())
+}
+
+// entry adds a file to an archive.
+func (r *release) entry(t *tar.Writer, name string, mode int64, text []byte) error {
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: int64(len(text)), ModTime: r.epoch,
+		Uname: "root", Gname: "root", Format: tar.FormatUSTAR}
+	err := t.WriteHeader(h)
+	if err == nil {
+		_, err = t.Write(text)
+	}
+	return err
 }
 
 // notes writes NOTES.md: what the changelog says of the release, how to upgrade, and what the next ones keep.
@@ -121,10 +126,24 @@ func section(text, title string) string {
 	return strings.TrimSpace(text) + "\n"
 }
 
-// sign writes SHA256SUMS.minisig by a key of `minisign -G -W`, or of -G with its password in MINISIGN_PASSWORD.
+// sign writes the signatures of SHA256SUMS: each by the key that is given.
 func (r *release) sign() error {
+	sums, err := os.ReadFile(filepath.Join(r.out, "SHA256SUMS"))
+	if err != nil {
+		return err
+	}
+	if r.cosign == nil {
+		fmt.Println("SHA256SUMS and the image have no signature of cosign's: COSIGN_KEY names no key file")
+	} else if err := signBlob(r.cosign, sums, filepath.Join(r.out, "SHA256SUMS.sig")); err != nil {
+		return err
+	}
+	return r.minisign(sums)
+}
+
+// minisign writes SHA256SUMS.minisig by a key of `minisign -G -W`, or of -G with its password in MINISIGN_PASSWORD.
+func (r *release) minisign(sums []byte) error {
 	if r.key == "" {
-		fmt.Println("SHA256SUMS is not signed: MINISIGN_KEY names no key file")
+		fmt.Println("SHA256SUMS has no signature of minisign's: MINISIGN_KEY names no key file")
 		return nil
 	}
 	text, err := os.ReadFile(r.key)
@@ -139,10 +158,6 @@ func (r *release) sign() error {
 	}
 	if err != nil {
 		return fmt.Errorf("the key %s: %w", r.key, err)
-	}
-	sums, err := os.ReadFile(filepath.Join(r.out, "SHA256SUMS"))
-	if err != nil {
-		return err
 	}
 	signed := minisign.SignWithComments(key, sums, "kvhost "+r.version, "signature of SHA256SUMS")
 	return os.WriteFile(filepath.Join(r.out, "SHA256SUMS.minisig"), signed, 0o644)

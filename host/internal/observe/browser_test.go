@@ -234,3 +234,42 @@ func TestPage(t *testing.T) {
 		})
 	}
 }
+
+// TestManualPage reads the manual in a real browser: it fits its window, a search leads to a section of another page, and nothing is
+// refused.
+func TestManualPage(t *testing.T) {
+	testenv.Need(t, testenv.Chromium)
+	dir := t.TempDir()
+	make := exec.Command("go", "run", "./examples/deploy", "-version", "1.2.3", "-manual", dir)
+	make.Dir = testenv.Root()
+	out, err := make.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	s := serve(t, Config{manuals: []string{dir}})
+	for _, c := range []struct {
+		width  int
+		scheme string
+	}{{1280, "light"}, {400, "dark"}} {
+		t.Run(fmt.Sprintf("%d %s", c.width, c.scheme), func(t *testing.T) {
+			b := openBrowser(t, c.width, 900, c.scheme)
+			for _, page := range []string{"", "operate.html", "reference.html", "figures.html", "spec.html"} {
+				b.open("http://" + s.Addr() + "/manual/" + page)
+				if wide := b.eval(`return document.documentElement.scrollWidth - window.innerWidth`).(float64); wide > 0 {
+					t.Errorf("%s is %v pixels wider than its window", page, wide)
+				}
+				b.picture(fmt.Sprintf("manual-%s-%d-%s", page, c.width, c.scheme))
+			}
+			if listed := b.eval(`return document.getElementById('pages').open`).(bool); listed != (c.width > 760) {
+				t.Errorf("the list of pages is open: %v", listed)
+			}
+			b.eval(`const f = document.getElementById('search'); f.value = 'rpm --oldpackage'; f.dispatchEvent(new Event('input'))`)
+			b.wait(`document.querySelector('#found a')`)
+			b.eval(`document.getElementById('search').form.requestSubmit()`)
+			b.wait(`location.href.endsWith('/manual/releases.html#upgrade-and-downgrade')`)
+			if list := b.complaints(); len(list) > 0 {
+				t.Errorf("the console says %q", list)
+			}
+		})
+	}
+}

@@ -3,24 +3,56 @@ package observe
 import (
 	"embed"
 	"net/http"
+	"os"
+	"path/filepath"
 )
 
 //go:embed page
 var page embed.FS
 
-// contentPolicy lets the page use nothing but what comes with it.
+// contentPolicy lets a page use nothing but what comes with it.
 const contentPolicy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// servePage serves the page's files: / and what it loads.
-func servePage(mux *http.ServeMux) {
+// manualElsewhere is the manual for a program that was installed without it.
+const manualElsewhere = "https://github.com/kvhost/kvhost/blob/main/host/docs/operate.md"
+
+// servePage serves the page's files, / and what it loads, and the manual.
+func servePage(mux *http.ServeMux, manual []string) {
 	for path, file := range map[string]string{"/{$}": "index.html", "/page.css": "page.css", "/page.js": "page.js"} {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
-			h := w.Header()
-			h.Set("Content-Security-Policy", contentPolicy)
-			h.Set("X-Content-Type-Options", "nosniff")
-			h.Set("Referrer-Policy", "no-referrer")
+			alone(w.Header())
 			http.ServeFileFS(w, r, page, "page/"+file)
 		})
 	}
+	mux.HandleFunc("GET /manual/{file...}", func(w http.ResponseWriter, r *http.Request) {
+		for _, dir := range manual {
+			root, err := os.OpenRoot(dir) // each time: an upgrade may bring it, or take it
+			if err != nil {
+				continue
+			}
+			defer root.Close()
+			alone(w.Header())
+			http.StripPrefix("/manual", http.FileServerFS(root.FS())).ServeHTTP(w, r)
+			return
+		}
+		http.Redirect(w, r, manualElsewhere, http.StatusFound)
+	})
+}
+
+// alone keeps a page from what is not the host's.
+func alone(h http.Header) {
+	h.Set("Content-Security-Policy", contentPolicy)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+}
+
+// manuals are where packages and wheels, tarballs and make have the manual of a program.
+func manuals() []string {
+	program, err := os.Executable()
+	if err != nil {
+		return nil
+	}
+	bin := filepath.Dir(program)
+	return []string{filepath.Join(bin, "..", "share", "kvhost", "manual"), filepath.Join(bin, "manual")}
 }

@@ -3,6 +3,7 @@
 // the server when it is scraped.
 //
 //	GET /          the page
+//	GET /manual/   the manual, where the program was installed with it
 //	GET /livez     200 while the process answers
 //	GET /readyz    200 when the host is ready, else 503 with a reason in each line
 //	GET /metrics   for Prometheus
@@ -11,7 +12,7 @@
 //	GET /history   an array of what the page draws of it, one for every two seconds of the last five minutes
 //	GET /debug/pprof/...  profiles of the process, when switched on
 //
-// With a token, all but the probes want it as "Authorization: Bearer ...". Without one they want a Host that is an address or a
+// With a token, all but the probes, the page and the manual want it as "Authorization: Bearer ...". Without one they want a Host that is an address or a
 // name of this host.
 package observe
 
@@ -52,6 +53,7 @@ type Config struct {
 	Log         *slog.Logger
 
 	period, timeout, sampleEvery time.Duration // for tests: other than the constants
+	manuals                      []string      // as well
 }
 
 type Server struct {
@@ -176,7 +178,10 @@ func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Cont
 		guarded.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
 	mux.Handle("/", guard.protect(guarded))
-	servePage(mux) // it has no figures: it asks for them with the token
+	if cfg.manuals == nil {
+		cfg.manuals = manuals()
+	}
+	servePage(mux, cfg.manuals) // it has no figures: it asks for them with the token
 	return mux, func(ctx context.Context) { past.run(ctx, cmp.Or(cfg.sampleEvery, sampleEvery), status) }
 }
 

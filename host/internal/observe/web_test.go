@@ -125,6 +125,36 @@ func TestPaths(t *testing.T) {
 	}
 }
 
+// The manual is the one that is installed, as of now and without what is outside of its directory; without one the public one.
+func TestManual(t *testing.T) {
+	parent := t.TempDir()
+	dir := filepath.Join(parent, "manual")
+	s := serve(t, Config{TokenFile: write(t, "0123456789abcdef-secret\n"), manuals: []string{filepath.Join(parent, "none"), dir}})
+	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	asked := func(path string) (int, string, http.Header) {
+		t.Helper()
+		return get(t, client, "http://"+s.Addr()+path, "")
+	}
+	if code, _, h := asked("/manual/operate.html"); code != http.StatusFound || h.Get("Location") != manualElsewhere {
+		t.Errorf("without a manual: %d, %v, want the public one", code, h)
+	}
+	testenv.OK(t, os.Mkdir(dir, 0o755))
+	testenv.OK(t, os.WriteFile(filepath.Join(dir, "index.html"), []byte("the manual"), 0o644))
+	testenv.OK(t, os.WriteFile(filepath.Join(parent, "secret"), []byte("secret"), 0o644))
+	testenv.OK(t, os.Symlink("../secret", filepath.Join(dir, "link")))
+	if code, body, h := asked("/manual/"); code != http.StatusOK || body != "the manual" || h.Get("Content-Security-Policy") != contentPolicy {
+		t.Errorf("the manual: %d, %q, %v", code, body, h)
+	}
+	for _, path := range []string{"/manual/link", "/manual/../secret", "/manual/%2e%2e/secret", "/manual/none.html"} {
+		if code, body, _ := asked(path); code == http.StatusOK || strings.Contains(body, "secret") && !strings.Contains(body, "/secret") {
+			t.Errorf("%s: %d, %q", path, code, body)
+		}
+	}
+	if _, page, _ := asked("/"); !strings.Contains(page, `href="manual/`) {
+		t.Error("the page does not lead to the manual")
+	}
+}
+
 func write(t *testing.T, text string) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "f")
