@@ -182,9 +182,9 @@ func TestKeysThatAreGone(t *testing.T) {
 		if byPath[path] != nil {
 			t.Errorf("%s is gone, and there", path)
 		}
-		l, err := Load(Source{Env: []string{EnvName(path) + "=1"}})
-		if err != nil || len(l.Warnings) != 1 || !strings.Contains(l.Warnings[0], instead) {
-			t.Errorf("%s in the environment: got %v, %v, want a warning with %q", path, l, err, instead)
+		_, err = Load(Source{Env: []string{EnvName(path) + "=1"}})
+		if !errors.Is(err, ErrKey) || !strings.Contains(err.Error(), instead) || !strings.Contains(err.Error(), EnvName(path)) {
+			t.Errorf("%s in the environment: got %v, want that it is gone, and %q", path, err, instead)
 		}
 		if why := Gone("--" + FlagName(path)); !strings.Contains(why, instead) {
 			t.Errorf("the flag of %s: got %q, want %q", path, why, instead)

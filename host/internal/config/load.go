@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -129,9 +128,10 @@ func (l *Loaded) applyEnv(environ []string) error {
 			if links++; links == 1 {
 				link = name
 			}
+		case k == nil && Gone(name) != "": // no orchestrator sets it
+			err = fmt.Errorf("%w%s", ErrKey, Gone(name))
 		case k == nil:
-			l.Warnings = append(l.Warnings, fmt.Sprintf("%s is not a setting of kvhost%s", name,
-				cmp.Or(Gone(name), Suggest(name, sorted(byEnv)))))
+			l.Warnings = append(l.Warnings, fmt.Sprintf("%s is not a setting of kvhost%s", name, Suggest(name, sorted(byEnv))))
 		default:
 			if err = k.parse(k.field(&l.Config), value); err == nil {
 				l.Origins[k.Path()] = origin
