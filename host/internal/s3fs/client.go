@@ -128,7 +128,7 @@ func newClient(c *Config, bucket string) (*client, error) {
 	made.core, err = minio.NewCore(u.Host, &minio.Options{
 		// The order of the AWS SDKs: environment, profile, web identity, containers, instances.
 		Creds: credentials.NewChainCredentials([]credentials.Provider{
-			&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, &credentials.IAM{Client: &http.Client{Timeout: dialLimit}},
+			&credentials.EnvAWS{}, &profile{}, &credentials.IAM{Client: &http.Client{Timeout: dialLimit}},
 		}),
 		Secure: u.Scheme == "https", Transport: limited{transport, made}, MaxRetries: 1, BucketLookup: lookup,
 		Region: cmp.Or(c.Region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"), "us-east-1"),

@@ -1,0 +1,84 @@
+package s3fs
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// Requests go on while a profile's file is renewed: the one that follows a renewal is signed by the new key, none after it by the
+// withdrawn one, and none by nobody while the file is half written or away.
+func TestProfileIsRenewed(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "credentials")
+	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY", "AWS_SECRET_KEY", "AWS_PROFILE"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("AWS_CONFIG_FILE", filepath.Join(t.TempDir(), "none"))
+	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", file)
+	var mu sync.Mutex
+	by := map[string]string{} // keys of requests, by the names that they ask for
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, key, _ := strings.Cut(r.Header.Get("Authorization"), "Credential=")
+		key, _, _ = strings.Cut(key, "/")
+		mu.Lock()
+		by[filepath.Base(r.URL.Path)+" "+key] = key
+		mu.Unlock()
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer server.Close()
+	pair := func(key string) string {
+		return "[default]\naws_access_key_id = " + key + "\naws_secret_access_key = secret\n"
+	}
+	must(t, os.WriteFile(file, []byte(pair("first")), 0o600))
+	f, err := Open(Config{Path: top, Endpoint: server.URL, PathStyle: true})
+	must(t, err)
+	signed := func(step string) string {
+		_, _ = f.Stat(top + "/" + step) // there is no such object
+		mu.Lock()
+		defer mu.Unlock()
+		keys := ""
+		for name, key := range by {
+			if strings.HasPrefix(name, step+" ") {
+				keys += "<" + key + ">"
+			}
+		}
+		return keys
+	}
+	stop, load := make(chan struct{}), sync.WaitGroup{}
+	for range 4 {
+		load.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_, _ = f.Stat(top + "/load")
+				}
+			}
+		})
+	}
+	for _, c := range []struct{ step, holds, by string }{
+		{"a", pair("first"), "<first>"}, {"b", pair("second"), "<second>"}, {"c", "[default]\naws_access_key_id = thi", "<second>"},
+		{"d", "", "<second>"}, {"e", pair("third"), "<third>"}, {"f", "no file", "<third>"}, {"g", pair("first"), "<first>"},
+	} {
+		if c.holds == "no file" {
+			must(t, os.Remove(file))
+		} else {
+			must(t, os.WriteFile(file+".next", []byte(c.holds), 0o600))
+			must(t, os.Rename(file+".next", file))
+		}
+		if got := signed(c.step); got != c.by {
+			t.Errorf("%s: signed by %s, want %s", c.step, got, c.by)
+		}
+	}
+	close(stop)
+	load.Wait()
+	if got := signed("load"); strings.Contains(got, "<>") {
+		t.Errorf("keys of the load: %s, want no request without one", got)
+	}
+	must(t, f.Close())
+}
