@@ -2,8 +2,11 @@ package host
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/peers"
 )
 
@@ -22,6 +25,9 @@ func (h *Host) openPeers(context.Context) (err error) {
 	h.peers, err = peers.New(peers.Config{Hosts: p.List(), Listen: p.Listen, Cert: p.Cert, Key: p.Key, CA: p.CA, Deadline: p.Deadline,
 		Bandwidth: p.Bandwidth, LeaseTime: c.Session.LeaseTTL, Budget: budget, NIXL: p.NIXL, Log: h.log,
 		Memory: peers.Memory(memory), Dry: h.found != nil})
+	if errors.Is(err, peers.ErrListen) {
+		err = fmt.Errorf("%w%s", err, observe.Holder(p.Listen, err))
+	}
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/doctor"
 	"github.com/kvhost/kvhost/host/internal/observe"
+	"github.com/kvhost/kvhost/host/internal/peers"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
@@ -37,7 +38,7 @@ const exitHelp = `Exit codes:
   0  success
   2  kvhost crashed (1 and 2 are those of Go's runtime): please report what is on standard error
   3  a root is in use by another host
-  4  the socket or the HTTP address is in use
+  4  the socket, the HTTP address or that of peers is in use
   5  a policy was refused: not found, not a module, lacking its role, or failing at its start
   6  a trace cannot be read: missing, damaged, truncated, or not a trace
   7  wrong bytes were served (replay)
@@ -75,7 +76,7 @@ func exitCode(err error) int {
 		return exitCheck
 	case is(store.ErrRootBusy):
 		return exitRootBusy
-	case is(socket.ErrInUse, observe.ErrHTTP):
+	case is(socket.ErrInUse, observe.ErrHTTP, peers.ErrListen):
 		return exitAddress
 	case is(sandbox.ErrCompiler): // killed for want of memory, say: a restart may help
 		return exitFailure
@@ -87,7 +88,7 @@ func exitCode(err error) int {
 	case is(trace.ErrFormat, trace.ErrBounds, trace.ErrInput, trace.ErrOpen):
 		return exitTrace
 	case is(errUsage, observe.ErrCredential, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions,
-		store.ErrConfig):
+		store.ErrConfig, peers.ErrConfig):
 		return exitUsage
 	}
 	return exitFailure

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holder says of an address in use which process listens on its port: /proc tells of this user's processes, and root of all.
-func holder(addr string, err error) string {
+// Holder says of an address in use which process listens on its port: /proc tells of this user's processes, and root of all.
+func Holder(addr string, err error) string {
 	_, text, split := net.SplitHostPort(addr)
 	port, parse := strconv.Atoi(text)
 	if errors.Join(split, parse) != nil || !errors.Is(err, unix.EADDRINUSE) {

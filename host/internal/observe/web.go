@@ -83,7 +83,7 @@ func Listen(cfg Config) (*Server, error) {
 	}
 	bound, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w%s; another address is --http-listen", ErrHTTP, cfg.Listen, err, holder(cfg.Listen, err))
+		return nil, fmt.Errorf("%w: %s: %w%s; another address is --http-listen", ErrHTTP, cfg.Listen, err, Holder(cfg.Listen, err))
 	}
 	if ip := bound.Addr().(*net.TCPAddr).IP; !ip.IsLoopback() && (cfg.TokenFile == "" || cfg.CertFile == "") {
 		cfg.Log.Warn("the HTTP address is not on loopback, and clients need no token or can be listened to: "+

@@ -5,6 +5,8 @@ import "errors"
 var (
 	// ErrConfig refuses a configuration.
 	ErrConfig = errors.New("peers: bad configuration")
+	// ErrListen means that the address cannot be listened on.
+	ErrListen = errors.New("peers.listen")
 	// ErrAway means that a peer did not answer, or not in time, or is left alone. It speaks of no bytes.
 	ErrAway = errors.New("peers: no answer")
 	// errSilent is of a read: who does not answer for so long will not answer the next one.

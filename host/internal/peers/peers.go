@@ -100,7 +100,9 @@ func New(cfg Config) (*Peers, error) {
 		}
 	}
 	if cfg.Listen != "" {
-		if p.listener, err = net.Listen("tcp", cfg.Listen); err == nil && p.id == nil && !isLoopback(p.listener.Addr().String()) {
+		if p.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
+			err = fmt.Errorf("%w: %w", ErrListen, err)
+		} else if p.id == nil && !isLoopback(p.listener.Addr().String()) {
 			err = errors.Join(fmt.Errorf("%w: %w: peers.listen %s", ErrConfig, ErrPlaintext, cfg.Listen), p.listener.Close())
 		}
 		if err == nil && cfg.Dry {

@@ -18,6 +18,7 @@ import (
 	"unicode"
 
 	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/s3utils"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/staging"
@@ -85,6 +86,9 @@ func Open(cfg Config) (*FS, error) {
 	bucket, prefix := Split(cfg.Path)
 	if bucket == "" || !strings.HasPrefix(cfg.Path, Scheme) {
 		return nil, refuse("path", "%q, want s3://bucket/prefix", cfg.Path)
+	}
+	if err := s3utils.CheckValidBucketName(bucket); err != nil {
+		return nil, refuse("path", "%q: no bucket has that name: %v", cfg.Path, err)
 	}
 	if part, bad := misread(prefix); bad {
 		return nil, refuse("path", "%q: servers join keys with %q in them, or end them, so that what was stored is not listed; want a prefix like a/b",
