@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -104,9 +105,10 @@ func TestCheckSaysWhatAStartWould(t *testing.T) {
 	cache, err := policytest.CacheDir()
 	testenv.OK(t, err)
 	base := []string{"--socket", "s", "--http-listen", "", "--policy-cache", cache}
+	refused := 0
 	for n, test := range []struct {
-		args  string
-		check int // exit code; a start that is refused has the same
+		args  string // what has an = before a blank is a variable
+		check int    // exit code; a start that is refused has the same
 		start int
 	}{
 		{"--config missing.toml", 12, 12}, {"--config syntax.toml", 12, 12}, {"--config key.toml", 12, 12},
@@ -129,6 +131,12 @@ func TestCheckSaysWhatAStartWould(t *testing.T) {
 		{"--policy-cache file --policy lru.wasm", 5, 5}, {"--config role.toml", 5, 5}, {"--config both.toml", 5, 5},
 		{"--config setting.toml", 5, 5}, {"--config digest.toml", 5, 5}, {"--config shadow.toml", 5, 5},
 		{"--engine-max-staging-memory 900TiB", 11, 11},
+		{"KVHOST_GDS_USE_CUFILE=false", 12, 12}, {"KVHOST_LOG_LEVEL=loud", 12, 12}, {"KVHOST_ROOT=kv=1,5GiB", 12, 12},
+		{"--session-lease-ttl 30", 12, 12}, {"--store-durability strckt", 12, 12}, {"--store-memory 1KiB", 12, 12},
+		{"--root memroy:=1GiB", 12, 12}, {"--root ~/kv=1GiB", 12, 12}, {"--root kv=64MB1", 12, 12}, {"--root s3://B/p=1GiB", 12, 12},
+		{"--peers-listen 0.0.0.0:1", 12, 12}, {"--peers-listen 127.0.0.1:0 --peers-cert file", 12, 12}, {"--peers-hosts nowhere", 12, 12},
+		{"--peers-listen 127.0.0.1:0 --peers-cert nope --peers-key nope --peers-ca nope", 12, 12},
+		{"--peers-listen 127.0.0.1:0 --peers-cert file --peers-key file --peers-ca file", 12, 12}, {"--peers-listen " + port, 4, 4},
 		{"--policy lru.wasm", 0, serves}, {"--http-listen 127.0.0.1:0 --http-token-file token", 0, serves}, {"--socket loose/s", 0, serves},
 		{"--root file=8MiB --root kv=8MiB", 9, serves}, {"--root kv=900TiB", 9, serves},
 	} {
@@ -139,7 +147,18 @@ func TestCheckSaysWhatAStartWould(t *testing.T) {
 				args = append(args, "--root", fmt.Sprintf("kv%d=8MiB", n))
 			}
 			args = append(args, strings.Fields(test.args)...)
-			r := finish(t, command(t, dir, append([]string{"check"}, args...)...))
+			var env []string
+			if strings.HasPrefix(test.args, "KVHOST_") {
+				env, args = args[len(args)-1:], args[:len(args)-1]
+			}
+			if strings.HasPrefix(test.args, "KVHOST_ROOT") {
+				args = base
+			}
+			with := func(cmd *exec.Cmd) *exec.Cmd {
+				cmd.Env = append(cmd.Env, env...)
+				return cmd
+			}
+			r := finish(t, with(command(t, dir, append([]string{"check"}, args...)...)))
 			if r.code != test.check {
 				t.Errorf("check: exit code %d, want %d\n%s%s", r.code, test.check, r.stdout, r.stderr)
 			}
@@ -152,14 +171,19 @@ func TestCheckSaysWhatAStartWould(t *testing.T) {
 				}
 				return
 			}
-			s := finish(t, command(t, dir, args...))
+			refused++
+			s := finish(t, with(command(t, dir, args...)))
 			if s.code != test.start {
 				t.Errorf("start: exit code %d, want %d\n%s", s.code, test.start, s.stderr)
 			}
-			if why, said := reason(s.stderr), reason(r.stderr); why == "" || strings.TrimPrefix(said, "a host would not start: ") != why {
-				t.Errorf("the start refuses for %q, check for %q", why, said)
+			if why, said := reasons(s.stderr), reasons(r.stderr); len(why) != 1 || len(said) != 1 ||
+				strings.TrimPrefix(said[0], "a host would not start: ") != why[0] {
+				t.Errorf("the start refuses for %q, check for %q, want the same one sentence", why, said)
 			}
 		})
+	}
+	if refused < 60 {
+		t.Errorf("%d configurations were refused, want 60", refused)
 	}
 }
 
@@ -175,12 +199,13 @@ func names(t *testing.T, dir string) (list string) {
 	return list
 }
 
-// reason is the first line of standard error that is not of the log.
-func reason(stderr string) string {
+// reasons are the lines of standard error that are not of the log, but for the one that leads to the help.
+func reasons(stderr string) (list []string) {
 	for line := range strings.Lines(stderr) {
-		if text, ok := strings.CutPrefix(line, "kvhost: "); ok {
-			return strings.TrimSpace(text)
+		line = strings.TrimPrefix(strings.TrimSpace(line), "kvhost: ")
+		if line != "" && line[0] != '{' && !strings.HasPrefix(line, "see kvhost") {
+			list = append(list, line)
 		}
 	}
-	return ""
+	return list
 }
