@@ -48,12 +48,12 @@ func TestManual(t *testing.T) {
 // The wheel has the pages and the completions of the packages, where pip installs them below the environment's share.
 func TestWheelHasTheManual(t *testing.T) {
 	t.Chdir(testenv.Root())
-	r := &release{version: "1.2.3", out: t.TempDir(), man: t.TempDir(), share: t.TempDir()}
+	r := &release{version: "1.2.3", out: t.TempDir(), man: t.TempDir(), share: t.TempDir(), html: t.TempDir()}
 	files := map[string]string{}
 	for as, path := range map[string]string{
 		"man/man1/kvhost.1": r.man + "/kvhost.1", "man/man5/kvhost.toml.5": r.man + "/kvhost.toml.5",
 		"bash-completion/completions/kvhost": r.share + "/bash", "fish/vendor_completions.d/kvhost.fish": r.share + "/fish",
-		"zsh/site-functions/_kvhost": r.share + "/zsh",
+		"zsh/site-functions/_kvhost": r.share + "/zsh", "kvhost/manual/index.html": r.html + "/index.html",
 	} {
 		write(t, path, path, 0o644)
 		files["kvhost-1.2.3.data/data/share/"+as] = path
