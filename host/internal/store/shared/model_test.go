@@ -56,7 +56,7 @@ func (m *model) boot(id string) {
 		var err error
 		n.Member, err = New(Config{
 			Dir: "/r", Host: id, Capacity: modelCapacity, Lapse: modelLapse, LogBytes: 2000, FS: n.fs,
-			Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.Now + origin },
+			Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.Now + origin + n.jumps },
 		}, n)
 		if err != nil {
 			return err
@@ -122,7 +122,7 @@ func (m *model) live() []*node {
 	return slices.DeleteFunc(slices.Clone(m.nodes), func(n *node) bool { return n.h.Ended })
 }
 
-// misfortune kills, pauses or starts a host now and then. A whole process is paused, or one thread before whatever
+// misfortune kills, pauses or starts a host now and then, or has its clock jump, either way. A whole process is paused, or one thread before whatever
 // operation is its next, while the others go on and may join again meanwhile.
 func (m *model) misfortune() {
 	list := m.live()
@@ -160,6 +160,10 @@ func (m *model) misfortune() {
 				break
 			}
 		}
+	case r == 16:
+		n := list[m.Rng.IntN(len(list))]
+		n.jumps += time.Duration(m.Rng.Int64N(int64(8*modelLapse))) - 4*modelLapse
+		m.Note(n.h, "its clock JUMPS: %s by now", n.jumps)
 	}
 }
 

@@ -26,6 +26,7 @@ type node struct {
 	index   map[kv.Key]*item
 	ticket  uint64
 	seq     int
+	jumps   time.Duration // of its clock, together
 }
 
 type item struct {

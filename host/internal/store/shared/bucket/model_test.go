@@ -71,7 +71,7 @@ func (m *model) boot(id string) {
 	var err error
 	n.Member, err = New(Config{
 		Objects: m.world, FS: n.fs, Host: id, Capacity: modelCapacity, Lapse: modelLapse, Workers: 1,
-		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.Now + origin },
+		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.Now + origin + n.jumps },
 	}, n)
 	if err != nil {
 		panic(err)
@@ -149,7 +149,7 @@ func (m *model) holds(t *scheduler.Thread, verb, name string) error {
 	return nil
 }
 
-// misfortune kills, pauses or starts a host now and then. A whole process is paused, or one thread amid whatever request is its
+// misfortune kills, pauses or starts a host now and then, or has its clock jump, either way. A whole process is paused, or one thread amid whatever request is its
 // next, while the others go on and may join again.
 func (m *model) misfortune() {
 	list := m.live()
@@ -177,6 +177,10 @@ func (m *model) misfortune() {
 				break
 			}
 		}
+	case r == 17:
+		n := list[m.Rng.IntN(len(list))]
+		n.jumps += time.Duration(m.Rng.Int64N(int64(8*modelLapse))) - 4*modelLapse
+		m.note("has the clock of %s JUMP: %s by now", n.name, n.jumps)
 	}
 }
 

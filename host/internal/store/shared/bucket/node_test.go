@@ -24,6 +24,7 @@ type node struct {
 	ticket  uint64
 	audited uint64
 	seq     uint64
+	jumps   time.Duration // of its clock, together
 }
 
 type item struct {
