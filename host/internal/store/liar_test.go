@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -13,9 +14,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
 )
+
+var liarsTime = flag.Duration("liars.time", 0, "how long TestLyingStore goes on with random seeds")
 
 // naming is a log that counts the lines which say that something is wrong with the bucket, and looks for what a terminal would obey.
 type naming struct {
@@ -112,11 +116,20 @@ func TestLyingStore(t *testing.T) {
 		return hits
 	}
 	with, without := 0, 0
-	for seed := range uint64(4) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+	tally := testenv.NewTally(t, "lying-store")
+	run := func(seed uint64) bool {
+		return t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			without += history(t, seed, false)
 			with += history(t, seed, true)
+			tally.Add(2*steps, 0, 1)
 		})
+	}
+	for seed := range uint64(4) {
+		run(seed)
+	}
+	seed := uint64(time.Now().UnixNano())
+	for end := time.Now().Add(*liarsTime); *liarsTime > 0 && time.Now().Before(end) && run(seed); {
+		seed++
 	}
 	t.Logf("%d hits near with the liar, %d without it", with, without)
 	if with*10 < without*9 {
