@@ -35,29 +35,38 @@ type browser struct {
 
 var driverPort = regexp.MustCompile(`started successfully on port (\d+)`)
 
+// startDriver starts a chromedriver, which ends with the test. It leaves b without a session where that did not start, and says its output.
+func (b *browser) startDriver(dir string) (said []string) {
+	cmd := exec.Command("chromedriver", "--port=0")
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir)
+	out, err := cmd.StdoutPipe()
+	testenv.OK(b.t, err)
+	testenv.OK(b.t, cmd.Start())
+	b.t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if m := driverPort.FindStringSubmatch(lines.Text()); m != nil {
+			b.session = "http://127.0.0.1:" + m[1] + "/session"
+			return nil
+		}
+		said = append(said, lines.Text())
+	}
+	return said
+}
+
 // openBrowser starts Chromium with a window of this size. It ends with the test.
 func openBrowser(t *testing.T, width, height int, scheme string) *browser {
 	t.Helper()
 	testenv.Need(t, testenv.Chromium)
 	dir := testenv.Dir(t) // it makes sockets, also in TMPDIR
-	cmd := exec.Command("chromedriver", "--port=0")
-	cmd.Env = append(os.Environ(), "TMPDIR="+dir)
-	out, err := cmd.StdoutPipe()
-	testenv.OK(t, err)
-	testenv.OK(t, cmd.Start())
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
 	b := &browser{t: t}
-	for lines := bufio.NewScanner(out); lines.Scan(); {
-		if m := driverPort.FindStringSubmatch(lines.Text()); m != nil {
-			b.session = "http://127.0.0.1:" + m[1] + "/session"
-			break
+	for tries := 1; b.session == ""; tries++ { // it ends where another has taken the port that it chose
+		said := b.startDriver(dir)
+		if b.session == "" && tries == 5 {
+			t.Fatalf("chromedriver did not start: %q", said)
 		}
-	}
-	if b.session == "" {
-		t.Fatal("chromedriver did not start")
 	}
 	made := b.ask("POST", "", map[string]any{"capabilities": map[string]any{"alwaysMatch": map[string]any{
 		"goog:loggingPrefs": map[string]string{"browser": "ALL"},
