@@ -54,7 +54,7 @@ func (r *release) readCosignKey(path string) error {
 	return nil
 }
 
-// unlock opens what cosign has locked with a password.
+// unlock opens a key that cosign has locked with a password.
 func unlock(text []byte, password string) ([]byte, error) {
 	var locked struct {
 		KDF struct {
@@ -93,7 +93,7 @@ func signText(key *ecdsa.PrivateKey, text []byte) (string, error) {
 	return base64.StdEncoding.EncodeToString(signature), err
 }
 
-// signBlob writes what `cosign sign-blob` does.
+// signBlob writes a signature in the form of `cosign sign-blob`.
 func signBlob(key *ecdsa.PrivateKey, text []byte, path string) error {
 	signature, err := signText(key, text)
 	if err != nil {

@@ -42,7 +42,7 @@ func TestSite(t *testing.T) {
 			if strings.Contains(file, ":") {
 				path, repository := strings.CutPrefix(file, "https://github.com/kvhost/kvhost/blob/main/")
 				if _, err := os.Stat(path); repository && err != nil || strings.Contains(m[0], "src=") {
-					t.Errorf("%s: %s", name, m[0])
+					t.Errorf("%s leads to what is not there: %s", name, m[0])
 				}
 				continue
 			}

@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -191,8 +193,7 @@ func (n *Namespace) Text() string {
 // ParseNamespace is the inverse of Text. PageDType is no part of it.
 func ParseNamespace(text string) (*Namespace, error) {
 	n := &Namespace{}
-	for line := range strings.Lines(text) {
-		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+	for key, value := range fields(text) {
 		if err := n.setField(key, value); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", ErrNamespace, key, err)
 		}
@@ -275,7 +276,7 @@ func TextDigest(text []byte) Digest { return digest(text) }
 
 // Diff names the first field in which two namespaces disagree, with both values; empty when they agree.
 func (n *Namespace) Diff(o *Namespace) string {
-	a, b := fields(n.Text()), fields(o.Text())
+	a, b := maps.Collect(fields(n.Text())), maps.Collect(fields(o.Text()))
 	keys := make([]string, 0, len(a)+len(b))
 	for k := range a {
 		keys = append(keys, k)
@@ -294,11 +295,14 @@ func (n *Namespace) Diff(o *Namespace) string {
 	return ""
 }
 
-func fields(text string) map[string]string {
-	m := map[string]string{}
-	for line := range strings.Lines(text) {
-		k, v, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
-		m[k] = v
+// fields are the keys and the values of a text, in its order.
+func fields(text string) iter.Seq2[string, string] {
+	return func(yield func(key, value string) bool) {
+		for line := range strings.Lines(text) {
+			key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+			if !yield(key, value) {
+				return
+			}
+		}
 	}
-	return m
 }

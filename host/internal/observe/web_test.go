@@ -147,7 +147,7 @@ func TestManual(t *testing.T) {
 	}
 	for _, path := range []string{"/manual/link", "/manual/../secret", "/manual/%2e%2e/secret", "/manual/none.html"} {
 		if code, body, _ := asked(path); code == http.StatusOK || strings.Contains(body, "secret") && !strings.Contains(body, "/secret") {
-			t.Errorf("%s: %d, %q", path, code, body)
+			t.Errorf("%s: %d, %q, want nothing from outside the manual", path, code, body)
 		}
 	}
 	if _, page, _ := asked("/"); !strings.Contains(page, `href="manual/`) {
