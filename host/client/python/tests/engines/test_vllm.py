@@ -102,16 +102,7 @@ class Setting:
         self.uses_the_host_again()
 
     def uses_the_host_again(self) -> None:
-        """The engine asks a host that was silent no more until it hears of it."""
-        engine, want = self.engine(), self.reference.long[1:2]
-
-        def hits() -> bool:
-            engine.reset()
-            again = engine.one_by_one(LONG[1:2])
-            assert tokens(again) == want
-            return again[0][1] == HITS
-
-        wait_for("the engine uses the host again", hits)
+        self.engine().comes_to(LONG[1:2], [(self.reference.long[1], HITS)])
 
     def close(self) -> None:
         if self._engine is not None:
@@ -209,12 +200,7 @@ def test_an_engine_starts_its_own_host(setting: Setting, tmp_path: Path) -> None
                 said = engine.one_by_one(LONG)
                 assert tokens(said) == want and [c for _, c in said] == [life * HITS] * 3, f"life {life}"
                 assert engine.count("has started a host of its own") == 1
-
-                def hits() -> bool:
-                    engine.reset()
-                    return engine.one_by_one(LONG) == [(t, HITS) for t in want]
-
-                wait_for("all is published", hits)
+                engine.comes_to(LONG, [(t, HITS) for t in want])
             finally:
                 engine.kill()
             kill_host()
@@ -352,12 +338,7 @@ def test_two_models_and_a_sliding_window(setting: Setting) -> None:
         assert tokens(engine.answer()) == reference.long
         assert setting.host.hangs(), "want answers though the host's process is stopped with a load in flight"
         setting.host.resume()
-
-        def hits() -> bool:
-            engine.reset()
-            return engine.one_by_one(LONG[:1]) == [(reference.long[0], HITS)]
-
-        wait_for("the engine asks a host that answers again", hits)
+        engine.comes_to(LONG[:1], [(reference.long[0], HITS)])
         engine.reset()
         assert engine.one_by_one(LONG) == [(w, HITS) for w in reference.long]
 

@@ -105,6 +105,18 @@ class Engine:
     def one_by_one(self, prompts: Sequence[Tokens], tokens: int = 8) -> Answers:
         return [self.generate([p], tokens)[0] for p in prompts]
 
+    def comes_to(self, prompts: Sequence[Tokens], answers: Answers) -> None:
+        """Asks with an empty cache until the hits are those of the answers: of a host that was silent an engine hears later. The tokens
+        are the same each time."""
+
+        def hits() -> bool:
+            self.reset()
+            said = self.one_by_one(prompts)
+            assert [t for t, _ in said] == [t for t, _ in answers]
+            return said == answers
+
+        wait_for(f"hits of {[c for _, c in answers]} tokens", hits)
+
     def send(self, op: str, *args: Any) -> None:
         """Like ``ask``, but the answer is fetched by ``answer``."""
         self._connection.send((op, *args))
