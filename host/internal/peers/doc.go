@@ -34,7 +34,7 @@
 //     them is not for a peer that has told more than the others.
 //
 // Each side moves at most so many bytes a second. The serving side holds at most [mostLent] leases of [mostLentKeys] keys together, of
-// which a caller has at most as many as it leaves ([shares]), and pins at most half of a root. Connections are charged for the memory that
+// which a caller has at most as many as it leaves ([shares]), and pins at most half of a root, likewise. Connections are charged for the memory that
 // they have it hold. A request for more is refused before anything is promised, and the caller keeps what it knows. A loan that is in use
 // when half of its time is over is renewed. A connection ends when nothing that counts has signed its certificate.
 package peers

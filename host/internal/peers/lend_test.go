@@ -3,15 +3,20 @@ package peers
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -37,13 +42,20 @@ type lender struct {
 
 func newLender(t *testing.T) *lender { return newLenderWith(t, Config{}) }
 
-func newLenderWith(t *testing.T, c Config) *lender {
+// newLenderWith is a lender with roots of so many bytes, one of a MiB if none is named.
+func newLenderWith(t *testing.T, c Config, roots ...int64) *lender {
 	l := &lender{disk: faultfs.New(staging.OS())}
 	c.Listen = "127.0.0.1:0"
 	p, err := New(c)
 	testenv.OK(t, err)
-	l.store, err = store.Open(t.Context(), store.Config{IOTimeout: time.Second,
-		Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20, Medium: store.Medium{FS: l.disk}}, p.Root(1)}})
+	if len(roots) == 0 {
+		roots = []int64{1 << 20}
+	}
+	var list []store.RootConfig
+	for _, n := range roots {
+		list = append(list, store.RootConfig{Path: t.TempDir(), Capacity: n, Medium: store.Medium{FS: l.disk}})
+	}
+	l.store, err = store.Open(t.Context(), store.Config{IOTimeout: time.Second, Roots: append(list, p.Root(1))})
 	testenv.OK(t, err)
 	p.Start(l.store)
 	t.Cleanup(func() {
@@ -168,6 +180,106 @@ func TestLeasesOfOne(t *testing.T) {
 	l.end(func(*lent) bool { return true })
 	if len(l.shares.of) != 0 || l.shares.held != [resources]int{} {
 		t.Errorf("%v is counted without leases, want nothing", l.shares.held)
+	}
+}
+
+// certified is the context of a call with a certificate, from any address.
+func certified(t *testing.T, n byte) context.Context {
+	c, _ := grpcpeer.FromContext(calledBy(t, byte(rand.Uint32N(1<<8))))
+	c.AuthInfo = credentials.TLSInfo{State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{{Raw: []byte{n}}}}}
+	return grpcpeer.NewContext(t.Context(), c)
+}
+
+// TestPinsOfOne: a caller that leases all it finds, again and again before it gives anything back, leaves another as much of each root as it has, and a
+// peer of the configuration its part, whatever crowds have.
+func TestPinsOfOne(t *testing.T) {
+	const room = 120
+	for who, by := range map[string]func(*testing.T, byte) context.Context{"addresses": calledBy, "certificates": certified} {
+		for _, roots := range []int64{1, 3} {
+			t.Run(fmt.Sprintf("%s and %d roots", who, roots), func(t *testing.T) {
+				l := newLenderWith(t, Config{}, slices.Repeat([]int64{room / roots * pieceBytes}, int(roots))...)
+				const chunks = room - 12 // with what there is besides pages
+				for n := range byte(chunks - 1) {
+					l.put(n + 2)
+				}
+				most := 0
+				for _, r := range l.store.Stats().Roots {
+					most += int(r.Entries) / 2
+				}
+				// takes is what a caller has of the keys, one after the other, if its leases of before end then.
+				held := map[byte][]uint64{}
+				takes := func(ctx context.Context, who byte, from, to int) (keys []byte) {
+					before := held[who]
+					held[who] = nil
+					for n := from; n < to; n++ {
+						k := key(byte(n + 1))
+						l.ask.Keys = k[:]
+						r, err := l.Lease(ctx, l.ask)
+						testenv.OK(t, err)
+						if len(r.GetEntries()) > 0 {
+							keys, held[who] = append(keys, byte(n+1)), append(held[who], r.GetLease())
+							_, err := l.Renew(ctx, &proto.RenewRequest{Lease: r.GetLease(), Time: durationpb.New(time.Minute)})
+							testenv.OK(t, err)
+						}
+					}
+					for _, n := range before {
+						_, err := l.Return(ctx, &proto.ReturnRequest{Lease: n})
+						testenv.OK(t, err)
+					}
+					return keys
+				}
+				greedy := takes(by(t, 1), 1, 0, chunks)
+				for range 3 {
+					greedy = takes(by(t, 1), 1, 0, chunks)
+				}
+				others := 0
+				for n := range chunks {
+					if k := byte(n + 1); !slices.Contains(greedy, k) {
+						others += len(takes(by(t, 2), 2+k, n, n+1))
+					}
+				}
+				if n := len(greedy); n < most/2-int(roots) || n > most/2+int(roots) || others < most/4-int(roots) {
+					t.Errorf("%d entries are lent to one that takes all, %d others to the next, want half of %d and half of that", n, others, most)
+				}
+				for n := range held {
+					takes(by(t, n), n, 0, 0)
+				}
+				if n := len(takes(by(t, 2), 2, 0, chunks)); n < most/2-int(roots) {
+					t.Errorf("%d entries are lent to one after another has given all back, want half of %d", n, most)
+				}
+
+				l.owner.addresses.Store(&map[string]bool{"10.0.0.250": true, "10.0.0.251": true})
+				l.shares.expect(2)
+				var crowd []byte
+				for n := range byte(20) {
+					crowd = append(crowd, takes(by(t, n), n, 0, chunks)...)
+				}
+				known := slices.DeleteFunc(takes(calledBy(t, 250), 250, 0, chunks), func(k byte) bool { return slices.Contains(crowd, k) })
+				if n := len(known); n < most/8-int(roots) {
+					t.Errorf("%d entries that a crowd does not have are lent to one of two peers of the configuration, want an eighth of %d", n, most)
+				}
+				for n := range held {
+					takes(by(t, n), n, 0, 0)
+				}
+				if len(l.shares.of)+len(l.shares.pins) != 0 {
+					t.Errorf("%d callers and %d entries are known without leases, want none", len(l.shares.of), len(l.shares.pins))
+				}
+			})
+		}
+	}
+}
+
+// TestPeerThatCameFirst: a connection is that of a peer once its address is known for one, also where it was made before.
+func TestPeerThatCameFirst(t *testing.T) {
+	l := newLender(t)
+	c, _ := grpcpeer.FromContext(calledBy(t, 1))
+	c.AuthInfo = &line{who: l.owner.callerAt(c.Addr, nil)}
+	ctx := grpcpeer.NewContext(t.Context(), c)
+	for _, known := range []bool{false, true} {
+		l.owner.addresses.Store(&map[string]bool{"10.0.0.1": known})
+		if who := l.owner.callerOf(ctx); who != (caller{"10.0.0.1", known}) {
+			t.Errorf("%+v calls where a peer's address is known: %v", who, known)
+		}
 	}
 }
 

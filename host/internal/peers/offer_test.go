@@ -25,7 +25,7 @@ import (
 // TestOffers: what a host evicts goes to one that has room, once, and is a hit at both.
 func TestOffers(t *testing.T) {
 	const room, more = 48, 40
-	hosts := newHosts(t, Config{}, room, 4*room)
+	hosts := newHosts(t, Config{}, room, 8*room) // of which one peer is lent a quarter
 	a, b := hosts[0], hosts[1]
 	for n := range byte(2 * room) {
 		a.put(n + 1)

@@ -233,7 +233,7 @@ func TestLoansEnd(t *testing.T) {
 	if n := r.look(key(1), key(2)); n != 2 {
 		t.Fatalf("%d hits, want 2", n)
 	}
-	l, err := r.store.Lend(r.space.Digest, store.LookupRequest{Keys: []kv.Key{key(1)}, Ranks: 1, Leading: true})
+	l, err := r.store.Lend(r.space.Digest, borrower{shares: &shares{}}, store.LookupRequest{Keys: []kv.Key{key(1)}, Ranks: 1, Leading: true})
 	testenv.OK(t, err)
 	if l.Hits() != 0 {
 		t.Error("what is borrowed was lent to another host")

@@ -78,7 +78,7 @@ func newLending(p *Peers) *lending {
 	}
 	memory := max(p.cfg.Memory, leastMemory)
 	l.memory = budget.OfPeers(memory)
-	l.shares.of = map[caller]*[resources]int{}
+	l.shares.of, l.shares.pins = map[caller]*holding{}, map[pin][]leaser{}
 	l.shares.most = [resources]int{handshakes: mostKnocks, lines: int(memory / budget.PeersLine), leases: mostLent, leasedKeys: mostLentKeys,
 		partBuffers: buffers, places: mostPlaced}
 	if p.nixl != nil {
@@ -258,7 +258,7 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 			s.giveLease(who, len(keys))
 		}
 	}()
-	found, err := s.owner.store.Lend(kv.Digest(digest), store.LookupRequest{Group: q.GetGroup(), Keys: keys, Ranks: q.GetRanks(),
+	found, err := s.owner.store.Lend(kv.Digest(digest), borrower{&s.shares, who}, store.LookupRequest{Group: q.GetGroup(), Keys: keys, Ranks: q.GetRanks(),
 		Leading: q.GetLeading()})
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,6 +30,7 @@ const (
 	partBuffers
 	places // of [shelf]
 	resources
+	// From here on, the entries of each root that leases have.
 )
 
 // shares divide what this host has for callers. A caller has at most as much as it leaves free, so there is always something left for the next.
@@ -39,7 +41,27 @@ type shares struct {
 	mu    sync.Mutex
 	peers int // of the configuration
 	held  [resources]int
-	of    map[caller]*[resources]int
+	of    map[caller]*holding
+	pins  map[pin][]leaser // the first one has the entry in its share
+}
+
+// holding is what a caller has, by resource.
+type holding []int
+
+func (h *holding) at(r resource) *int {
+	for len(*h) <= int(r) {
+		*h = append(*h, 0)
+	}
+	return &(*h)[r]
+}
+
+// pin is an entry that leases have.
+type pin struct{ root, slot uint32 }
+
+// leaser is a caller with so many leases of an entry.
+type leaser struct {
+	who    caller
+	leases int
 }
 
 // caller is who has a share: a host of the configuration by its address, else a certificate, or an address where there is none.
@@ -53,16 +75,25 @@ func (s *shares) take(who caller, r resource, n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.settle(who)
+	if !s.may(who, r, n, s.most[r], s.most[r]-s.held[r]) {
+		return false
+	}
+	s.add(who, r, n)
+	return true
+}
+
+// may says whether a caller may have n more of a resource of which there are most, and these free. The lock is held.
+func (s *shares) may(who caller, r resource, n, most, free int) bool {
 	own := 0 // that is set aside for a peer
 	if s.peers > 0 {
-		own = s.most[r] / 4 / s.peers
+		own = most / 4 / s.peers
 	}
-	mine, free, strange, kept := s.has(who)[r], s.most[r]-s.held[r], 0, s.peers*own
+	mine, strange, kept := *s.has(who).at(r), 0, s.peers*own
 	for o, has := range s.of {
 		if !o.known {
-			strange += has[r]
+			strange += *has.at(r)
 		} else if o != who {
-			kept -= min(own, has[r])
+			kept -= min(own, *has.at(r))
 		}
 	}
 	if who.known {
@@ -70,14 +101,61 @@ func (s *shares) take(who caller, r resource, n int) bool {
 	}
 	borrow := free - max(0, kept)
 	if !who.known && s.peers > 0 {
-		borrow = min(borrow, s.most[r]/2-strange)
+		borrow = min(borrow, most/2-strange)
 	}
-	if n > free || !(who.known && mine+n <= own) && mine+n > (borrow+mine)/2 {
+	return n <= free && (who.known && mine+n <= own || mine+n <= (borrow+mine)/2)
+}
+
+// borrower is a caller as the store knows it.
+type borrower struct {
+	*shares
+	who caller
+}
+
+// Take implements [store.Share].
+func (b borrower) Take(root, slot uint32, most, left int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	defer b.settle(b.who)
+	at, r := pin{root, slot}, resources+resource(root)
+	list := b.pins[at]
+	if i := slices.IndexFunc(list, b.is); i >= 0 {
+		list[i].leases++
+		return true
+	}
+	if most > 0 && !b.may(b.who, r, 1, most, left) {
 		return false
 	}
-	s.add(who, r, n)
+	if len(list) == 0 {
+		*b.has(b.who).at(r)++
+	}
+	b.pins[at] = append(list, leaser{b.who, 1})
 	return true
 }
+
+// Give implements [store.Share].
+func (b borrower) Give(root, slot uint32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	at, r := pin{root, slot}, resources+resource(root)
+	list := b.pins[at]
+	i := slices.IndexFunc(list, b.is)
+	if list[i].leases--; list[i].leases > 0 {
+		return
+	}
+	if list = slices.Delete(list, i, i+1); i == 0 {
+		*b.has(b.who).at(r)--
+		b.settle(b.who)
+		if len(list) > 0 {
+			*b.has(list[0].who).at(r)++
+		}
+	}
+	if b.pins[at] = list; len(list) == 0 {
+		delete(b.pins, at)
+	}
+}
+
+func (b borrower) is(x leaser) bool { return x.who == b.who }
 
 // give gives n back.
 func (s *shares) give(who caller, r resource, n int) {
@@ -87,21 +165,21 @@ func (s *shares) give(who caller, r resource, n int) {
 	s.settle(who)
 }
 
-func (s *shares) has(who caller) *[resources]int {
+func (s *shares) has(who caller) *holding {
 	if s.of[who] == nil {
-		s.of[who] = new([resources]int)
+		s.of[who] = &holding{}
 	}
 	return s.of[who]
 }
 
 func (s *shares) add(who caller, r resource, n int) {
-	s.has(who)[r] += n
+	*s.has(who).at(r) += n
 	s.held[r] += n
 }
 
 // settle forgets a share of nothing.
 func (s *shares) settle(who caller) {
-	if *s.has(who) == [resources]int{} {
+	if !slices.ContainsFunc(*s.has(who), func(n int) bool { return n != 0 }) {
 		delete(s.of, who)
 	}
 }
@@ -145,19 +223,26 @@ func arrivalsOf(info credentials.AuthInfo) *arrivals.Conn {
 
 // callerOf is who calls.
 func (p *Peers) callerOf(ctx context.Context) caller {
-	if c := lineOf(ctx); c != nil {
-		return c.who
+	c, ok := grpcpeer.FromContext(ctx)
+	if !ok {
+		return caller{}
 	}
-	if c, ok := grpcpeer.FromContext(ctx); ok {
-		return p.callerAt(c.Addr, c.AuthInfo)
+	if line := lineOf(ctx); line != nil && (line.who.known || !p.expects(hostOf(c.Addr.String()))) {
+		return line.who
 	}
-	return caller{}
+	return p.callerAt(c.Addr, c.AuthInfo)
+}
+
+// expects says whether an address is one of the configuration's hosts.
+func (p *Peers) expects(host string) bool {
+	known := p.addresses.Load()
+	return known != nil && (*known)[host]
 }
 
 // callerAt is who has a connection, of which it has shown so much.
 func (p *Peers) callerAt(at net.Addr, info credentials.AuthInfo) caller {
 	host := hostOf(at.String())
-	if known := p.addresses.Load(); known != nil && (*known)[host] {
+	if p.expects(host) {
 		return caller{host, true}
 	}
 	tls, ok := info.(credentials.TLSInfo)

@@ -12,7 +12,7 @@ func TestSharesAreLeft(t *testing.T) {
 	const seed, most = 5, 400
 	random := rand.New(rand.NewPCG(seed, 0))
 	for _, peers := range []int{0, 1, 7, 40} {
-		s := shares{of: map[caller]*[resources]int{}, peers: peers}
+		s := shares{of: map[caller]*holding{}, peers: peers}
 		s.most[lines] = most
 		var all []caller
 		for i := range peers {
@@ -23,15 +23,15 @@ func TestSharesAreLeft(t *testing.T) {
 		}
 		for step := range 20_000 {
 			who := all[random.IntN(len(all))]
-			if has := s.of[who]; has != nil && has[lines] > 0 && random.IntN(4) == 0 {
-				s.give(who, lines, 1+random.IntN(has[lines]))
+			if has := s.of[who]; has != nil && *has.at(lines) > 0 && random.IntN(4) == 0 {
+				s.give(who, lines, 1+random.IntN(*has.at(lines)))
 			} else {
 				s.take(who, lines, 1+random.IntN(20))
 			}
 			held, strange := 0, 0
 			for o, has := range s.of {
-				if held += has[lines]; !o.known {
-					strange += has[lines]
+				if held += *has.at(lines); !o.known {
+					strange += *has.at(lines)
 				}
 			}
 			if held != s.held[lines] || held > most || peers > 0 && strange > most/2 {
@@ -43,7 +43,7 @@ func TestSharesAreLeft(t *testing.T) {
 			}
 		}
 		for i := range peers {
-			if n := s.of[all[i]][lines]; n < most/4/peers {
+			if n := *s.has(all[i]).at(lines); n < most/4/peers {
 				t.Errorf("%d peers: peer %d has got %d, want at least the %d that are set aside for it", peers, i, n, most/4/peers)
 			}
 		}
@@ -52,7 +52,7 @@ func TestSharesAreLeft(t *testing.T) {
 
 // TestShareOfAPeerBehindStrangers: strangers that hold all they may leave a peer of the configuration its part, and one of many more than nothing.
 func TestShareOfAPeerBehindStrangers(t *testing.T) {
-	s := shares{of: map[caller]*[resources]int{}, peers: 3}
+	s := shares{of: map[caller]*holding{}, peers: 3}
 	s.most[leases] = 400
 	for i := range 100 {
 		for s.take(caller{fmt.Sprint(i), false}, leases, 1) {

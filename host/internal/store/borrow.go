@@ -116,9 +116,9 @@ func (s *Store) Lendable(yield func([]entries.Change) bool) {
 	}
 }
 
-// Lend looks entries up for another host, by the digest of a namespace that need not be known here.
-func (s *Store) Lend(ns kv.Digest, q LookupRequest) (*Lease, error) {
-	q.Namespace, q.Lend = s.catalog.Known(ns), true
+// Lend looks entries up for another host, within its share, by the digest of a namespace that need not be known here.
+func (s *Store) Lend(ns kv.Digest, to Share, q LookupRequest) (*Lease, error) {
+	q.Namespace, q.lend = s.catalog.Known(ns), to
 	if !s.Lends() || q.Namespace == nil || q.Namespace.Class(q.Group) == nil {
 		return &Lease{store: s}, nil
 	}

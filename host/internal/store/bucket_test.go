@@ -426,7 +426,7 @@ func TestBucketHistories(t *testing.T) {
 func TestLendOfBucket(t *testing.T) {
 	f := newFixtureIn(t, t.TempDir(), 4, 1, inBucket(t, startServer(t).URL))
 	f.mustPut(1)
-	l, err := f.store.Lend(f.space.Digest, LookupRequest{Keys: keys(1), Ranks: 1, Leading: true})
+	l, err := f.store.Lend(f.space.Digest, anyone{}, LookupRequest{Keys: keys(1), Ranks: 1, Leading: true})
 	must(t, err)
 	if l.Hits() != 0 {
 		t.Errorf("%d entries of a bucket are lent, want none", l.Hits())

@@ -13,6 +13,7 @@ import (
 // Lease is a pin on the entries that a lookup found. It is safe for concurrent use.
 type Lease struct {
 	store  *Store
+	share  Share // nil: it is no other host's
 	hits   int
 	bytes  int64
 	scarce bool
@@ -168,6 +169,9 @@ func (l *Lease) Release() {
 			l.store.roots[at].Lock()
 		}
 		l.store.roots[at].UnpinAt(g.Slot, g.Fingerprint, now)
+		if l.share != nil {
+			l.share.Give(at, g.Slot)
+		}
 	}
 	if at != index.None {
 		l.store.roots[at].Unlock()

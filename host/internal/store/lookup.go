@@ -19,12 +19,21 @@ type LookupRequest struct {
 	Tenant    uint32
 	Prefetch  bool // copy to the nearest level what is granted from farther away
 	Pin       bool // only to keep what is there: no hit and no touch, and at most PinShare of a root
-	// Lend is for another host: no hit, at most PinShare of a root, and only what this host has near.
-	Lend bool
-	// Leading is for Lend: a run from the first key on, whatever the group is looked up by.
+	// lend is the share of the other host that asks, if one does: no hit, at most PinShare of a root, and only what this host has near.
+	lend Share
+	// Leading is for [Store.Lend]: a run from the first key on, whatever the group is looked up by.
 	Leading bool
 	// After is the lease of a first lookup with the same request, since which more may be there. It is released.
 	After *Lease
+}
+
+// Share is what another host has of this one's roots under leases. Its methods are called with the root's lock held.
+type Share interface {
+	// Take takes an entry for one more lease, or refuses it. Leases may have most entries of the root, of which so many are left. With most 0 it
+	// refuses none: other leases have the entry, or leases have few.
+	Take(root, slot uint32, most, left int) bool
+	// Give ends that of one lease.
+	Give(root, slot uint32)
 }
 
 // PinShare is the part of a root where lookups to pin find nothing more that no lease has: the rest is for what is stored next.
@@ -43,7 +52,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		return nil, ErrClosed
 	}
 	c, err := q.Namespace.OpenClass(q.Group)
-	if q.Lend { // no session here need have opened it
+	if q.lend != nil { // no session here need have opened it
 		c, err = q.Namespace.Class(q.Group), nil
 	}
 	if err != nil {
@@ -52,14 +61,14 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	if q.Ranks == 0 {
 		q.Ranks = c.Ranks
 	}
-	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
+	l := &Lease{store: s, share: q.lend, grants: make([]grant, 0, len(q.Keys))}
 	byPrefix := c.Lookup == kv.ByPrefix
 	w := walk{
-		wanted: wanted{class: c, keys: q.Keys, ranks: q.Ranks, pin: q.Pin, bounded: q.Pin || q.Lend,
-			several: s.catalog.Tenants.Several(), tenant: q.Tenant, again: q.After != nil},
+		wanted: wanted{class: c, keys: q.Keys, ranks: q.Ranks, pin: q.Pin, bounded: q.Pin || q.lend != nil,
+			share: q.lend, several: s.catalog.Tenants.Several(), tenant: q.Tenant, again: q.After != nil},
 		standing: standing{store: s, levels: s.levels}, lease: l, touches: s.requests.Begin(q.Request),
 	}
-	if q.Lend {
+	if q.lend != nil {
 		w.levels, byPrefix = s.lent, q.Leading
 	}
 	w.cause = evictor.Cause{Request: q.Request, Time: s.seq.Clock()}
@@ -138,6 +147,7 @@ type wanted struct {
 	ranks   uint64
 	pin     bool // no hit and no touch
 	bounded bool // to PinShare
+	share   Share
 	several bool // tenants, see TenantShare
 	again   bool // after another lease of the same request
 	tenant  uint32
@@ -175,10 +185,7 @@ func (w *walk) grant(i int, g *grant) bool {
 			}
 			r := w.store.roots[w.at]
 			slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i])
-			if e != nil && w.bounded && e.Pins() == 0 && r.leased() >= PinShare {
-				w.lease.short, e = true, nil
-			}
-			if e != nil && w.several && !w.shares(r, e) {
+			if e != nil && (w.several && !w.shares(r, e) || w.bounded && !w.bound(r, slot, e)) {
 				w.lease.short, e = true, nil
 			}
 			if e != nil {
@@ -255,6 +262,28 @@ func (w *walk) shares(r *root, e *index.Entry) bool {
 		return !none || its < left/2
 	}
 	return its <= TenantShare && (!none || its < left)
+}
+
+// bound says whether an entry is within [PinShare], and within what another host may have of that.
+func (w *walk) bound(r *root, slot uint32, e *index.Entry) bool {
+	leased, most, left := r.leased(), 0, 0
+	if e.Pins() == 0 {
+		if leased >= PinShare {
+			return false
+		}
+		if leased >= PinShare/4 {
+			most, left = r.entries(PinShare), r.entries(PinShare-leased)
+			if w.several { // until shares finds no more
+				left = min(left, r.entries(((1-leased)/2-r.part(r.Index.HeldOf(r.Index.Owners()[w.owner].Tenant)))/1.5))
+			}
+		}
+	}
+	return w.share == nil || w.share.Take(uint32(w.at), slot, most, left)
+}
+
+// entries is how many entries have so much of the root.
+func (r *root) entries(part float64) int {
+	return int(part * float64(r.Index.Len()) / r.Account.Taken())
 }
 
 // find gives an entry that can be granted, or nil.

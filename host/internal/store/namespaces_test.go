@@ -124,7 +124,7 @@ func TestDormantNamespaceIsLent(t *testing.T) {
 			f.ns.Revision = "other"
 			again(f)
 			<-f.store.ScanDone()
-			l, err := f.store.Lend(stored, LookupRequest{Keys: keys(0), Ranks: 1, Leading: true})
+			l, err := f.store.Lend(stored, anyone{}, LookupRequest{Keys: keys(0), Ranks: 1, Leading: true})
 			must(t, err)
 			defer l.Release()
 			equal(t, "entries lent", l.Hits(), 1)
@@ -275,3 +275,9 @@ func TestLookupReadsAhead(t *testing.T) {
 		})
 	}
 }
+
+// anyone is a host that is lent whatever it asks for.
+type anyone struct{}
+
+func (anyone) Take(uint32, uint32, int, int) bool { return true }
+func (anyone) Give(uint32, uint32)                {}

@@ -75,7 +75,7 @@ func TestLoanTouches(t *testing.T) {
 	must(t, f.putUnder(1, 1, 0))
 	must(t, f.putUnder(2, 2, 0))
 	must(t, f.putUnder(3, 3, 0))
-	l, err := f.store.Lend(f.space.Digest, LookupRequest{Keys: keys(0), Ranks: 1, Leading: true})
+	l, err := f.store.Lend(f.space.Digest, anyone{}, LookupRequest{Keys: keys(0), Ranks: 1, Leading: true})
 	must(t, err)
 	equal(t, "entries lent", l.Hits(), 1)
 	l.Release()
