@@ -28,12 +28,12 @@ class AdoptedMemory:
     is lost, so nothing else may lie on these pages: see :func:`separate_allocations`. The mapping outlives this object.
     Spans that were adopted before, for another host, stay in their memfd: the host that has mapped it would see no change."""
 
-    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
-        """``spans`` are (address, bytes)."""
+    def __init__(self, spans: Iterable[tuple[int, int]], again: bool = False) -> None:
+        """``spans`` are (address, bytes). ``again``: also where they are in a memfd, which keeps what it holds."""
         self._runs: list[tuple[int, int, int]] = []  # (first address, end, offset in the memfd)
         runs = _page_runs(spans)
         self.size = sum(end - start for start, end in runs)
-        for other in _adopted:
+        for other in () if again else _adopted:
             if other.fd >= 0 and [(start, end) for start, end, _ in other._runs] == runs and other._mapped():
                 self.fd, self._runs = os.dup(other.fd), other._runs
                 _adopted.add(self)

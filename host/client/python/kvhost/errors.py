@@ -39,6 +39,10 @@ class KvhostError(Exception):
         return printable(super().__str__())
 
 
+class Refused(Exception):
+    """A connector does not understand a setting, a model or a memory layout. The engine runs without it, or does not start."""
+
+
 class HostGoneError(KvhostError):
     """No host answers, or the session with it is over. Connecting again is the caller's business."""
 

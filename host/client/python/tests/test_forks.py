@@ -12,7 +12,7 @@ from vllm_doubles import DoubleSession
 
 from kvhost.events import EventReader
 from kvhost.objects import Connector, Options
-from kvhost.vllm.link import Link
+from kvhost.link import Link
 
 
 def link() -> tuple[Callable[[], None], Any]:

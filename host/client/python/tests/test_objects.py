@@ -59,7 +59,7 @@ def test_space_refuses_what_never_fits() -> None:
 
 def test_no_host_is_tried_again_after_a_growing_pause(tmp_path: Path) -> None:
     now = 0.0
-    connector = Connector(Options(f"{tmp_path}/none", 4096, timeout=5), "test", clock=lambda: now)
+    connector = Connector(Options(f"{tmp_path}/none", arena_bytes=4096, timeout=5), "test", clock=lambda: now)
     store = ObjectStore(connector)
 
     def attempt() -> bool:

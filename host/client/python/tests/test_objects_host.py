@@ -37,7 +37,7 @@ class Buffers:
 
 
 def connector(arena_bytes: int = 1 << 20, sessions: int = 64) -> Connector:
-    options = Options(os.environ["KVHOST_SOCKET"], arena_bytes, sessions=sessions)
+    options = Options(os.environ["KVHOST_SOCKET"], arena_bytes=arena_bytes, sessions=sessions)
     return Connector(options, "test")
 
 

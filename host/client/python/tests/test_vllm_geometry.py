@@ -10,7 +10,7 @@ from types import SimpleNamespace as Record
 import pytest
 
 from kvhost import cuda
-from kvhost.vllm import regions
+from kvhost.memory import PagesAt, share
 from kvhost.vllm.geometry import Pages, order_inside, pages_of
 from kvhost.vllm.settings import Refused
 
@@ -123,6 +123,6 @@ def test_memory_that_cuda_does_not_export_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cuda, "device_uuid", lambda index: "GPU-1")
     monkeypatch.setattr(cuda, "export_ipc", refuse)
     Device = namedtuple("Device", "type index")
-    layer, group = Record(device=Device("cuda", 0)), Record(pages=[Record(address=1)])
+    layer = Record(device=Device("cuda", 0))
     with pytest.raises(Refused, match="use neither expandable segments nor an allocator for sleep mode"):
-        regions.share({"layer": layer}, [group])  # type: ignore[list-item]
+        share([layer], [PagesAt(1, 1, 1)])

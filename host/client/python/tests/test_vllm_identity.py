@@ -17,7 +17,7 @@ from kvhost.environment import numbers
 from kvhost.shape import Group, Namespace
 from kvhost.vllm import identity
 from kvhost.vllm.identity import Named
-from kvhost.vllm.link import Link
+from kvhost.link import Link
 from kvhost.vllm.settings import Refused, Settings
 
 SPACE = Namespace("m", "bf16", 32, 16, [Group.uniform(0, 1, 1, 1, 64)], extra={"config": "c"})

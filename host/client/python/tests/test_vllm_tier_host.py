@@ -10,7 +10,7 @@ from pathlib import Path
 
 import kvhost
 import pytest
-from kvhost.vllm.link import Link
+from kvhost.link import Link
 from kvhost.vllm.tierjobs import Done, Slot, TierJobs
 from waits import left
 

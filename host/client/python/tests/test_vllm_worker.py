@@ -9,7 +9,7 @@ import pytest
 from vllm_doubles import DoubleLink, DoubleSession
 
 from kvhost import HostGoneError, KvhostError, Result
-from kvhost.vllm.link import Link
+from kvhost.link import Link
 from kvhost.vllm.orders import ChunkOrder, GroupLoad, LoadOrder, StepOrders, StoreOrder
 from kvhost.vllm.settings import Settings
 from kvhost.vllm.worker import Worker

@@ -8,11 +8,11 @@ from kvhost.objects.connection import Connection, Connector
 from kvhost.objects.inplace import Mapping, Place
 from kvhost.objects.kind import Kind
 from kvhost.objects.locks import Locks
-from kvhost.objects.options import Options
+from kvhost.objects.options import HostOptions, Options
 from kvhost.objects.space import Space
 from kvhost.objects.store import Addresses, Hit, ObjectStore, StoreObject
 
 __all__ = [
-    "Addresses", "Connection", "Connector", "Hit", "Kind", "Locks", "Mapping", "ObjectStore", "Options",
+    "Addresses", "Connection", "Connector", "Hit", "HostOptions", "Kind", "Locks", "Mapping", "ObjectStore", "Options",
     "Place", "Space", "StoreObject",
 ]

@@ -8,21 +8,18 @@ from typing import Any, TypeVar
 
 from kvhost.own import OwnHost, check_settings
 
-_O = TypeVar("_O", bound="Options")
+_O = TypeVar("_O", bound="HostOptions")
 
 
 @dataclass
-class Options:
+class HostOptions:
     """``socket``: the host's; or ``root`` and ``memory`` of one that the engine starts for itself (``kvhost.own``).
-    ``arena_bytes``: shared memory that objects pass through. ``timeout``: seconds until
-    a host that is slow counts as gone; one whose process is stopped does after two. ``sessions``: the most with the host at a
-    time; each kind of object has one. ``prefetch``: what a lookup finds is copied to the host's nearest level until it is loaded.
+    ``timeout``: seconds until a host that is slow counts as gone; one whose process is stopped does after two.
+    ``prefetch``: what a lookup finds is copied to the host's nearest level until it is loaded.
     ``extra``: texts by name that must agree, too, for engines to share what they store."""
 
     socket: str = "/run/kvhost/kvhost.sock"
-    arena_bytes: int = 1 << 30
     timeout: float = 30.0
-    sessions: int = 64
     prefetch: bool = True
     root: str = ""
     memory: str = ""
@@ -54,6 +51,15 @@ class Options:
     def apart(self) -> tuple[tuple[str, str], ...]:
         """What ``extra`` adds to a kind. No name of it is one of an engine's."""
         return tuple((f"operator.{name}", self.extra[name]) for name in sorted(self.extra))
+
+
+@dataclass
+class Options(HostOptions):
+    """``arena_bytes``: shared memory that objects pass through. ``sessions``: the most with the host at a time; each kind of
+    object has one."""
+
+    arena_bytes: int = 1 << 30
+    sessions: int = 64
 
 
 def _wrong(value: object, default: object) -> str:

@@ -22,17 +22,19 @@ from kvhost.adopted import separate_allocations
 from kvhost.errors import KvhostError
 from kvhost.events import EventStream, Position
 from kvhost.forks import Origin
+from kvhost.link import Link
+from kvhost.memory import share
 from kvhost.session import Session
 from kvhost.shape import Namespace
-from kvhost.vllm import compat, model, regions, register
+from kvhost.vllm import compat, model, register
 from kvhost.vllm.adapters import Adapters
 from kvhost.vllm.groups import GroupPlan
 from kvhost.vllm.holds import Holds
 from kvhost.vllm.identity import Named, adapters
 from kvhost.vllm.layers import DeviceGates, Gates, HostGates, StepLayers
-from kvhost.vllm.link import Link
 from kvhost.vllm.orders import Registration, StepOrders, WorkerReport, node
 from kvhost.vllm.rates import LastLife
+from kvhost.vllm.regions import GroupRegions
 from kvhost.vllm.scheduler import Scheduler
 from kvhost.vllm.settings import Refused, Settings
 from kvhost.vllm.stats import KvhostPromMetrics, KvhostStats
@@ -138,7 +140,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         plans = model.plan_groups(config, cache, self._settings)
         tensors = {n: t for n in model.layers(cache) if (t := kv_caches.get(n)) is not None}
         groups = model.group_regions(cache, plans, tensors)
-        memory = regions.share(tensors, groups)
+        memory = share([*tensors.values()], [p for g in groups for p in g.pages])
         self._on_gpu = bool(memory.device_uuid)
         rank = compat.ranks()
         named = Named(
@@ -147,7 +149,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
         def register(session: Session) -> None:
             for g in groups:
-                memory.register(session, g)
+                memory.register(session, g.plan.id, g.pages)
             if not session.share_withdrawals():
                 log.warning("kvhost: the host is older than this package: while it is stopped, requests may wait for blocks "
                             "that it has not read")
@@ -165,7 +167,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
         layers = self._step_layers(groups)
         self._release, self._export = release, memory.export
-        self._link = Link(f"worker {rank[0]}.{rank[1]}", self._settings.path, open, leads=False)
+        self._link = Link(f"worker {rank[0]}.{rank[1]}", self._settings.path, open, leads=False, log=log)
         self._worker = Worker(
             self._settings, self._link, rank, stores=not (model.replicated(config, cache) and rank[1]),
             adapters=compat.loaded_adapters(config), layers=layers,
@@ -179,7 +181,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         """On the link's thread."""
         self._registration = Registration(namespace)
 
-    def _step_layers(self, groups: Sequence[regions.GroupRegions]) -> StepLayers | None:
+    def _step_layers(self, groups: Sequence[GroupRegions]) -> StepLayers | None:
         if not self._may_load_in_step:
             return None
         gates: Gates = HostGates(self._settings.step_timeout)
@@ -359,7 +361,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         step_tokens = self._vllm_config.scheduler_config.max_num_batched_tokens
         pool_groups = model.pool_groups(self._vllm_config, self._kv_cache_config)
         holds = Holds(self._block_pool, pool_groups, step_tokens, lookahead, ranks * stages)
-        link = Link("scheduler", self._settings.path, open, leads=True)
+        link = Link("scheduler", self._settings.path, open, leads=True, log=log)
         self._scheduler = Scheduler(
             self._settings, link, plans, ranks, stages, loads=loads,
             step_tokens=step_tokens, holds=holds,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvhost.errors import KvhostError
+from kvhost.link import Link
 from kvhost.session import NOT_WANTED
 from kvhost.vllm import hints
 from kvhost.vllm.adapters import Adapters, Asked, Content
@@ -20,7 +21,6 @@ from kvhost.vllm.hints import LONGEST
 from kvhost.vllm.keeper import MOST, Keeper, common
 from kvhost.keys import KeyChain, Item
 from kvhost.pulse import Pulse
-from kvhost.vllm.link import Link
 from kvhost.vllm.lookups import RequestLookup
 from kvhost.vllm.orders import ChunkOrder, GroupLoad, LoadOrder, StepOrders, StoreOrder, WorkerReport
 from kvhost.vllm.rates import LastLife, LoadOrCompute, Part

@@ -12,11 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvhost.events import MEDIUMS
+from kvhost.errors import Refused
 from kvhost.own import OwnHost, check_settings
-
-
-class Refused(Exception):
-    """The connector does not understand a setting, a model or a memory layout. The engine runs without it."""
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from kvhost.arena import SharedMemory
 from kvhost.events import EventStream, Position
 from kvhost.forks import Origin
+from kvhost.link import Link
 from kvhost.session import Session
 from kvhost.shape import Namespace, Region
 from kvhost.vllm import compat, hints, tierrows
 from kvhost.vllm.identity import Named
-from kvhost.vllm.link import Link
 from kvhost.vllm.settings import Refused, Settings
 from kvhost.vllm.tierevents import TierEvents
 from kvhost.vllm.tierjobs import Slot, TierJobs, Times, group_of
@@ -141,7 +141,7 @@ class KvhostTier(SecondaryTierManager):
                 session.register(r.id, self._memory, [Region(at, stride, count) for at, _ in r.runs])
             session.share_withdrawals()
 
-        self._link = Link("tier", self._settings.path, open, leads=True)
+        self._link = Link("tier", self._settings.path, open, leads=True, log=log)
         self._link.start(_FIRST_CONNECT)
         log.info("kvhost: tier of %d rows; %s", count, ", ".join(
             f"group {r.id}: {sum(n for _, n in r.runs)} of {stride} bytes per chunk of {r.tokens} tokens" for r in rows))

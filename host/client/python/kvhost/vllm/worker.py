@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from kvhost.errors import Code, KvhostError
+from kvhost.link import Link
 from kvhost.session import NOT_WANTED, LoadChunk, LoadJob, Lookup, Result, Session, StoreChunk, StoreJob
 from kvhost.vllm.adapters import LoadedAdapters
 from kvhost.vllm.layers import Gate, StepLayers
-from kvhost.vllm.link import Link
 from kvhost.vllm.orders import ChunkOrder, LoadOrder, LoadTime, StepOrders, StoreOrder, WorkerReport
 from kvhost.pulse import PAUSE, Pulse
 from kvhost.vllm.settings import Settings

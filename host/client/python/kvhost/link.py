@@ -7,12 +7,9 @@ import threading
 import time
 from typing import Protocol
 
-from kvhost.errors import HostError, KvhostError
+from kvhost.errors import HostError, KvhostError, Refused
 from kvhost.forks import Origin
 from kvhost.session import Session
-from kvhost.vllm.settings import Refused
-
-log = logging.getLogger("vllm.kvhost")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
@@ -29,8 +26,11 @@ class Link:
     An epoch numbers the life of one host as the engine's scheduler saw it. It is part of the engine id. The host counts
     leases per engine id, so a lease of an earlier epoch cannot be mistaken for one of this epoch."""
 
-    def __init__(self, name: str, socket: str, open: Opener, *, leads: bool) -> None:
-        """A link that ``leads`` begins a new epoch each time it loses its sessions; others :meth:`follow`."""
+    def __init__(
+        self, name: str, socket: str, open: Opener, *, leads: bool, log: logging.Logger = logging.getLogger("kvhost")
+    ) -> None:
+        """A link that ``leads`` begins a new epoch each time it loses its sessions; others :meth:`follow`. ``log`` is the engine's."""
+        self._log = log
         self._name, self._socket, self._open, self._leads = name, socket, open, leads
         self._origin = Origin()
         self._wake = threading.Condition()
@@ -148,8 +148,8 @@ class Link:
         with self._wake:
             self._sessions, self._opened = [], -1
             if lost:
-                log.warning("kvhost %s: session with %s lost; computing without it, will reconnect",
-                            self._name, self._socket)
+                self._log.warning("kvhost %s: session with %s lost; computing without it, will reconnect",
+                                  self._name, self._socket)
                 if self._leads:
                     self._epoch += 1
             self._wake.notify_all()
@@ -166,7 +166,7 @@ class Link:
             if why != self._said:
                 self._said = why
                 level = logging.ERROR if isinstance(e, HostError) else logging.WARNING
-                log.log(level, "kvhost %s: cannot connect to %s: %s; will retry", self._name, self._socket, why)
+                self._log.log(level, "kvhost %s: cannot connect to %s: %s; will retry", self._name, self._socket, why)
             return False
         with self._wake:
             self._sessions, self._opened = sessions, epoch
@@ -174,6 +174,6 @@ class Link:
         for session in sessions:
             session.when_ended(self._look)
         self._said = ""
-        log.info("kvhost %s: connected to %s, version %s, namespace %s", self._name, self._socket,
-                 sessions[0].version, " ".join(s.namespace_digest.hex() for s in sessions))
+        self._log.info("kvhost %s: connected to %s, version %s, namespace %s", self._name, self._socket,
+                       sessions[0].version, " ".join(s.namespace_digest.hex() for s in sessions))
         return True
