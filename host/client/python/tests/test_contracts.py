@@ -73,6 +73,7 @@ def test_what_is_derived_from_is_seen() -> None:
     assert classes == {
         "HiCacheStorage", "KVConnectorBase_V1", "KVConnectorPromMetrics", "KVConnectorStats", "KVConnectorWorkerMetadata",
         "L2AdapterConfigBase", "L2AdapterInterface", "SecondaryTierManager", "SupportsHMA",
+        "UnifiedCacheLinker",
     }
 
 

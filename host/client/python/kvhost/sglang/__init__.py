@@ -1,4 +1,10 @@
-"""SGLang's hierarchical cache keeps its pages in kvhost, by two flags::
+"""SGLang keeps its pages in kvhost: those of its device pools, by three flags::
+
+    --enable-unified-cache-external-linker --unified-cache-external-linker-backend dynamic
+    --unified-cache-external-linker-config '{"linker":"KvhostLinker","linker_module_path":"kvhost.sglang",
+      "linker_extra_config":{"root":"/mnt/nvme0/kv=500GiB"}}'
+
+or those of its hierarchical cache, by two::
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{"backend_name":"kvhost",
       "module_path":"kvhost.sglang","class_name":"KvhostStorage","interface_v1":1,"kvhost":{"socket":"..."}}'
@@ -10,11 +16,15 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["KvhostStorage"]
+__all__ = ["KvhostLinker", "KvhostStorage"]
 
 
 def __getattr__(name: str) -> Any:
     """Imports SGLang with the class that needs it, and not before."""
+    if name == "KvhostLinker":
+        from kvhost.sglang.linker import KvhostLinker
+
+        return KvhostLinker
     if name == "KvhostStorage":
         from kvhost.sglang.storage import KvhostStorage
 

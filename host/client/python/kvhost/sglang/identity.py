@@ -44,7 +44,7 @@ def kind(
             ("layers", f"{getattr(pool, 'start_layer', 0)}-{getattr(pool, 'end_layer', 0)}"),
             ("layout", str(getattr(pool, "layout", ""))),
             ("pool", name),
-            ("rank", _rank(config, name)),
+            ("rank", rank(config, name)),
             *more,
         ),
     )
@@ -116,7 +116,7 @@ def _digest(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _rank(config: Any, name: str) -> str:
+def rank(config: Any, name: str) -> str:
     """Empty where all ranks hold the same bytes."""
     parts = []
     if not config.is_mla_model or name == _ALWAYS_SHARDED:

@@ -81,6 +81,19 @@ def missing() -> list[str]:
     return [target for target in _HOOKS if target not in getattr(HookRegistry, "_patched", ())]
 
 
+def check() -> None:
+    """ValueError where this SGLang does not say all that names pages."""
+    from sglang.srt.mem_cache import utils
+
+    if not hasattr(utils, "storage_namespace_seed"):
+        raise ValueError("kvhost: this SGLang's page hashes leave out the cache salt and the LoRA adapter: want 0.5.20")
+    if lacking := missing():
+        raise ValueError(
+            f"kvhost: SGLang has no hooks at {', '.join(lacking)}: install kvhost's package into its environment, and "
+            "let SGLANG_PLUGINS name kvhost if it is set"
+        )
+
+
 def _load_adapter(load: Callable[..., Any], manager: Any, adapter: Any) -> Any:
     """Notes what an adapter holds that is loaded."""
     before = _content(adapter)

@@ -12,7 +12,6 @@ from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
-    PoolHitPolicy,
     PoolName,
     PoolTransfer,
     PoolTransferResult,
@@ -23,6 +22,7 @@ from kvhost.errors import HostGoneError, KvhostError
 from kvhost.objects import Addresses, Connector, Kind, Locks, ObjectStore, Options, StoreObject
 from kvhost.session import Result
 from kvhost.sglang import plugin
+from kvhost.sglang.hits import leading, restorable_lengths
 from kvhost.sglang.identity import host_key, kind, model
 from kvhost.sglang.pools import Pool, addresses, flat_size, page_sizes, shared_place
 
@@ -54,7 +54,7 @@ class KvhostStorage(HiCacheStorage):
         self._tenant = options.tenant
         if storage_config.should_split_heads:
             raise ValueError("kvhost: tp_lcm_size splits pages between ranks, which is not supported: leave it out")
-        _check_sglang()
+        plugin.check()
         try:
             self._model = (*model(), *options.apart)
         except Changing as e:
@@ -150,7 +150,7 @@ class KvhostStorage(HiCacheStorage):
         kv = self._pools.get(_KV)
         if kv is None:
             return 0
-        return _leading(self._found(kv.buffers if self._in_place else kv.flat, [self._key(k) for k in keys]))
+        return leading(self._found(kv.buffers if self._in_place else kv.flat, [self._key(k) for k in keys]))
 
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
@@ -205,13 +205,7 @@ class KvhostStorage(HiCacheStorage):
             pool = self._pools.get(_name(transfer.name))
             of = (pool.buffers or pool.flat) if pool is not None else None
             found = self._found(of, [self._key(k) for k in keys[:kv]])
-            if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
-                lengths = set(range(1, _leading(found) + 1))
-            elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
-                last = max(1, len(transfer.keys or ()))
-                lengths = {n for n in range(1, kv + 1) if all(found[max(0, n - last) : n])}
-            else:
-                raise ValueError(f"kvhost: hit policy {transfer.hit_policy} is not supported")
+            lengths = restorable_lengths(transfer, found)
             if lengths:
                 pages[transfer.name] = max(lengths)
             restorable = [n for n in restorable if n in lengths]
@@ -283,25 +277,9 @@ class KvhostStorage(HiCacheStorage):
         self._store.close()
 
 
-def _check_sglang() -> None:
-    from sglang.srt.mem_cache import utils
-
-    if not hasattr(utils, "storage_namespace_seed"):
-        raise ValueError("kvhost: this SGLang's page hashes leave out the cache salt and the LoRA adapter: want 0.5.20")
-    if missing := plugin.missing():
-        raise ValueError(
-            f"kvhost: SGLang has no hooks at {', '.join(missing)}: install kvhost's package into its environment, and "
-            "let SGLANG_PLUGINS name kvhost if it is set"
-        )
-
-
 def _name(name: Any) -> str:
     """Pools are named by an enum, or by its values."""
     return str(getattr(name, "value", name))
-
-
-def _leading(found: Sequence[bool]) -> int:
-    return next((i for i, ok in enumerate(found) if not ok), len(found))
 
 
 def _say(what: str, e: KvhostError) -> None:

@@ -29,6 +29,9 @@ _CONFIGS = {
     "model_config": _MODEL, "load_config": "vllm.config.load:LoadConfig",
 }
 _POOL = "vllm.v1.core.block_pool:BlockPool"
+_UNIFIED = "sglang.srt.mem_cache.unified_cache.unified_cache_linker"
+_DEVICE = "sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler"
+_DEVICE_GROUP, _DEVICE_ENTRY = f"{_DEVICE}:DevicePoolGroup", f"{_DEVICE}:DevicePoolEntry"
 
 #: By file, and function where names are of several: which of an engine's classes a variable, or an attribute, is of.
 SUBJECTS: dict[str, dict[str, str]] = {
@@ -86,6 +89,17 @@ SUBJECTS: dict[str, dict[str, str]] = {
         "extra_info": "sglang.srt.mem_cache.hicache_storage:HiCacheStorageExtraInfo",
         "transfer": "sglang.srt.mem_cache.hicache_storage:PoolTransfer", "of": "sglang.srt.mem_cache.hicache_storage:PoolTransfer",
     },
+    "sglang/linker.py": {
+        "params": "sglang.srt.mem_cache.cache_init_params:CacheInitParams", "layer_done_counter": f"{_UNIFIED}:LayerWiseLoadCounter",
+        "_pool_group": _DEVICE_GROUP, "e": _DEVICE_ENTRY, "t": "sglang.srt.mem_cache.hicache_storage:PoolTransfer",
+        "transfer": "sglang.srt.mem_cache.hicache_storage:PoolTransfer",
+    },
+    "sglang/batches.py": {"counter": f"{_UNIFIED}:LayerWiseLoadCounter", "_counter": f"{_UNIFIED}:LayerWiseLoadCounter"},
+    "sglang/devicepools.py": {
+        "params": "sglang.srt.mem_cache.cache_init_params:CacheInitParams", "e": _DEVICE_ENTRY, "entry": _DEVICE_ENTRY,
+        "draft": "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool",
+    },
+    "sglang/hits.py": {"transfer": "sglang.srt.mem_cache.hicache_storage:PoolTransfer"},
     "sglang/identity.py": {"config": "sglang.srt.mem_cache.hicache_storage:HiCacheStorageConfig"},
     "sglang/plugin.py": {"HookRegistry": "sglang.srt.plugins.hook_registry:HookRegistry",
                          "adapter": "sglang.srt.lora.lora_registry:LoRARef", "request": "sglang.srt.managers.schedule_batch:Req"},
@@ -106,7 +120,13 @@ ALSO = {
         "vllm.v1.kv_offload.cpu.shared_offload_region:SharedOffloadRegion.fd", f"{_POOL}.cached_block_hash_to_block",
         f"{_V1}.offloading.scheduler:RequestOffloadState.storable_chunks",
     ],
-    "lmcache": [], "sglang": ["sglang.srt.mem_cache.unified_cache_linker:UnifiedCacheLinker"],
+    "lmcache": [], "sglang": [  # what the factory calls a linker with, and the tree's wrapper takes of it
+        "sglang.srt.mem_cache.unified_cache.linker_factory:create_unified_cache_linker", f"{_UNIFIED}:UnifiedCacheLinkerWrapper()",
+        f"{_UNIFIED}:LayerWiseLoadCounter.set_consumer", f"{_UNIFIED}:LayerWiseLoadCounter.wait_until",
+        "sglang.srt.mem_cache.unified_cache.linker_config:UnifiedCacheLinkerConfig()",
+        "sglang.srt.mem_cache.memory_pool:KVCache.register_layer_transfer_counter",
+        "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool.register_layer_transfer_counter",
+    ],
 }
 #: Where an engine calls a connector, in an order that it depends on: by module, the object of which the calls are.
 CALLERS = {
@@ -114,7 +134,10 @@ CALLERS = {
         "vllm.v1.worker.kv_connector_model_runner_mixin": "kv_connector", "vllm.v1.worker.gpu.kv_connector": "kv_connector",
         "vllm.v1.core.sched.scheduler": "connector",
     },
-    "lmcache": {}, "sglang": {"sglang.srt.managers.cache_controller": "storage_backend"},
+    "lmcache": {}, "sglang": {
+        "sglang.srt.managers.cache_controller": "storage_backend",
+        "sglang.srt.mem_cache.unified_cache.unified_cache_linker": "cache_linker",
+    },
 }
 
 _BASE, _RUNNER = f"{_V1}.base:KVConnectorBase_V1", "vllm.v1.worker.gpu.kv_connector"

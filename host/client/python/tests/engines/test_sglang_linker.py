@@ -1,0 +1,265 @@
+"""SGLang's unified cache with kvhost as its linker: its own tree, components, pools, allocators, wrapper and factory, over a real host.
+Only the model that would fill the pools is left out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from needs import needs
+from processes import Host, wait_for
+
+needs("sglang")
+
+import torch  # noqa: E402
+from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
+from sglang.srt.runtime_context import get_context  # noqa: E402
+from sglang.srt.server_args import ServerArgs  # noqa: E402
+from sglang_pools import SHAPES, Rank  # noqa: E402
+
+from kvhost.sglang import plugin  # noqa: E402
+
+plugin.register()  # as SGLang's load_plugins does
+HookRegistry.apply_hooks()
+
+KINDS = pytest.mark.parametrize("kind", sorted(SHAPES))
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "generation", plugin.Generation())
+    monkeypatch.setattr(get_context(), "_config_bags", None)
+    monkeypatch.setattr(get_context(), "_server_args", None)
+    args = ServerArgs(model_path="dummy", load_format="dummy")
+    args._mamba_cache_chunk_size = 64  # which SGLang reads from a model's configuration
+    get_context().set_server_args(args)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    h = Host(tmp_path)
+    h.start()
+    yield h
+    h.stop()
+
+
+@pytest.fixture
+def ranks(host: Host) -> Iterator[Any]:
+    """Makes ranks, which are closed at the end."""
+    made: list[Rank] = []
+
+    def rank(kind: str = "full", **options: Any) -> Rank:
+        extra = {"socket": host.socket, **options.pop("extra", {})}
+        made.append(Rank(SHAPES[kind], extra, **options))
+        return made[-1]
+
+    yield rank
+    for r in made:
+        r.close()
+
+
+def prompt(tokens: int) -> list[int]:
+    return [random.randrange(50_000) for _ in range(tokens)]
+
+
+@KINDS
+def test_a_second_life_loads_what_the_first_has_stored(ranks: Any, kind: str) -> None:
+    first, tokens = ranks(kind), prompt(200)
+    served = first.serve(tokens)
+    assert (served.loaded, served.wrong) == (0, []), "want nothing there"
+    first.settle()
+    second = ranks(kind)
+    second.poison()
+    served = second.serve([*tokens, 1, 2, 3])
+    assert (served.device, served.loaded) == (0, 200 // second.shape.page * second.shape.page)
+    assert (served.aborted, served.wrong) == (False, [])
+    assert first.leaks() == second.leaks() == {}
+
+
+@KINDS
+def test_prompts_that_share_a_part_find_it(ranks: Any, kind: str) -> None:
+    """Conversations that grow and fork, in lives whose tree and pools have forgotten all of it."""
+    rank, shared = ranks(kind), prompt(96)
+    turns = [shared + prompt(48), shared + prompt(80)]
+    for t in (shared, *turns, turns[0] + prompt(64)):
+        assert rank.serve(t).wrong == []
+        rank.settle()
+    page = rank.shape.page
+    for t, want in ((turns[0] + prompt(9), 144), (turns[1] + prompt(5), 176), (shared + prompt(40), 96)):
+        rank.forget()
+        served = rank.serve(t)
+        assert (served.device, served.loaded, served.aborted, served.wrong) == (0, want // page * page, False, [])
+    assert rank.leaks() == {}
+
+
+def test_lookups_give_every_length_that_all_pools_can_restore(ranks: Any) -> None:
+    """Ranks intersect them: the longest alone may be one that another rank lacks."""
+    rank, tokens = ranks("mamba"), prompt(60)
+    for n in (20, 33, 50):  # a state of Mamba is there at the ends of prompts
+        rank.serve(tokens[:n])
+        rank.settle()
+    rank.forget()
+    assert rank.lengths(tokens) == [20, 33, 50]
+    full = ranks("full")
+    full.serve(tokens[:50])
+    full.settle()
+    full.forget()
+    assert full.lengths(tokens) == [1, 2, 3], "want pages of 16 tokens, whole ones"
+    window = ranks("swa")
+    for n in (96, 144):
+        window.serve(tokens * 3 if n == 144 else (tokens * 3)[:n])
+        window.settle()
+    window.forget()
+    assert set(window.lengths(tokens * 3)) >= {6, 9}, "want the ends of both prompts"
+
+
+def damage(host: Host, share: int = 1) -> None:
+    """Bytes at the end of the host's files, of each so-many-th of them."""
+    for path in host.files()[::share]:
+        with path.open("r+b") as f:
+            f.seek(-64, 2)
+            was = f.read(64)
+            f.seek(-64, 2)
+            f.write(bytes(255 - b for b in was))
+
+
+@KINDS
+def test_damaged_pages_abort_their_batch_and_are_computed_when_asked_again(host: Host, ranks: Any, kind: str) -> None:
+    rank, tokens = ranks(kind), prompt(160)
+    rank.serve(tokens)
+    rank.forget()
+    wait_for("the stores", host.idle)
+    damage(host)
+    served = rank.serve([*tokens, 1])
+    assert served.loaded > 0, "want a hit, since nobody has read what is damaged"
+    assert served.aborted, f"want the request aborted, got {served}"
+    assert rank.linker.counts["aborted"] == 1
+    assert rank.leaks() == {}
+    again = rank.serve([*tokens, 1])
+    assert (again.aborted, again.wrong) == (False, []) and again.loaded < served.loaded
+    rank.forget()
+    last = rank.serve([*tokens, 1])
+    assert (last.aborted, last.wrong) == (False, []) and last.loaded == len(tokens) // rank.shape.page * rank.shape.page
+
+
+def test_other_requests_of_a_batch_are_served_where_no_page_is_damaged(host: Host, ranks: Any) -> None:
+    rank, prompts = ranks(), [prompt(64) for _ in range(4)]
+    for t in prompts:
+        rank.serve(t)
+    rank.forget()
+    rank.serve_all([[*t, 1] for t in prompts])
+    rank.forget()
+    assert [(s.loaded, s.aborted, s.wrong) for s in rank.serve_all([[*t, 2] for t in prompts])] == [(64, False, [])] * 4
+
+
+@KINDS
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_host_that_ends_in_the_middle_of_a_load_costs_that_batch(host: Host, ranks: Any, kind: str, end: str) -> None:
+    """Nothing of a stopped host's reaches the pools once it goes on: SGLang has given the pages to others."""
+    rank, tokens = ranks(kind, extra={"lookup_timeout": 0.3}), prompt(160)
+    rank.serve(tokens)
+    rank.forget()
+    wait_for("the stores", host.idle)
+    request = rank.request([*tokens, 1])
+    served = rank.admitted(request)
+    assert served.loaded > 0
+    host.hang()
+    rank.forward([request], [served], lambda layer: host.kill() if end == "killed" and layer == 0 else None)
+    assert served.aborted and rank.leaks() == {}
+    others = [prompt(128) for _ in range(3)]
+    for t in others:
+        s = rank.serve(t)
+        assert (s.loaded, s.aborted, s.wrong) == (0, False, [])
+    host.start() if end == "killed" else host.resume()
+    wait_for("the session", lambda: rank.linker._session() is not None)
+    wait_for("the offloads", lambda: rank.cache.check_hicache_events() or not rank.cache.linker.pending_offloads)
+    for t in others:
+        s = rank.serve([*t, 1])
+        assert s.device > 0 and s.wrong == [], "want what was computed meanwhile, and nothing that the host has written since"
+    rank.forget()
+
+    def hit() -> bool:
+        found = rank.serve([*tokens, 2])
+        assert (found.aborted, found.wrong) == (False, [])
+        rank.forget()
+        return found.loaded == len(tokens) // rank.shape.page * rank.shape.page
+
+    wait_for("a hit, which may be a minute away", hit)
+
+
+def test_requests_go_on_while_the_host_is_stopped(host: Host, ranks: Any) -> None:
+    rank, tokens = ranks(extra={"lookup_timeout": 0.3}), prompt(160)
+    rank.serve(tokens)
+    rank.forget()
+    host.hang()
+    for _ in range(5):
+        s = rank.serve([*tokens, 1])
+        assert (s.loaded, s.aborted, s.wrong) == (0, False, [])
+        rank.forget()  # which waits for offloads: they are taken back
+    host.resume()
+
+    def hit() -> bool:
+        rank.forget()
+        return bool(rank.serve([*tokens, 2]).loaded)
+
+    wait_for("a hit", hit)
+
+
+def test_a_host_that_is_away_at_the_start_is_found_later(host: Host, ranks: Any) -> None:
+    host.stop()
+    rank, tokens = ranks(), prompt(100)
+    assert rank.serve(tokens).wrong == []
+    rank.forget()
+    host.start()
+    wait_for("the session", lambda: rank.linker._session() is not None)
+    rank.serve(tokens)
+    rank.forget()
+    assert rank.serve([*tokens, 1]).loaded == 96
+
+
+@KINDS
+def test_aborted_requests_give_back_what_they_had(ranks: Any, kind: str) -> None:
+    """Before their load begins."""
+    rank, tokens = ranks(kind), prompt(160)
+    rank.serve(tokens)
+    rank.forget()
+    for _ in range(5):
+        request = rank.request([*tokens, 1])
+        assert rank.admitted(request).loaded > 0
+        rank.abort(request)
+        assert rank.leaks() == {} and not rank.linker._queued
+    served = rank.serve([*tokens, 1])
+    assert served.loaded > 0 and (served.aborted, served.wrong) == (False, [])
+
+
+@KINDS
+def test_a_pool_of_little_more_than_one_request(ranks: Any, kind: str) -> None:
+    """Each request evicts the one before, and loads evict, too."""
+    size = 192 if kind != "mamba" else 96
+    rank = ranks(kind, slots=size * 5 // 4 // 16 * 16)
+    prompts = [prompt(size - 16) for _ in range(6)]
+    for turn in range(3):
+        for t in random.sample(prompts, len(prompts)):
+            served = rank.serve([*t, *range(turn)])
+            assert (served.aborted, served.wrong) == (False, [])
+            assert not turn or served.device + served.loaded >= size - 16
+            rank.settle()
+    assert rank.leaks() == {}
+
+
+@KINDS
+def test_reset_leaves_nothing_under_way(ranks: Any, kind: str) -> None:
+    rank, tokens = ranks(kind), prompt(160)
+    rank.serve(tokens)
+    rank.cache.reset()  # with offloads that nobody has taken note of
+    assert not rank.linker._offloads and not rank.linker._found
+    rank.restart_pools()
+    rank.serve(tokens)
+    rank.settle()
+    rank.cache.reset()
+    rank.restart_pools()
+    served = rank.serve([*tokens, 1])
+    assert served.loaded > 0 and (served.aborted, served.wrong) == (False, [])
