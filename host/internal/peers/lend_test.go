@@ -11,7 +11,9 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -390,6 +392,84 @@ func TestFetchesOfOne(t *testing.T) {
 	if n := len(l.shares.of); n != 0 {
 		t.Errorf("%d callers are known after all calls, want none", n)
 	}
+}
+
+// noticed is a context that says when it is waited for.
+type noticed struct {
+	context.Context
+	waits func()
+}
+
+func (c noticed) Done() <-chan struct{} {
+	c.waits()
+	return c.Context.Done()
+}
+
+// TestFetchesThatWait: a call that waits for a buffer has no file open, so it keeps no entry in its root.
+func TestFetchesThatWait(t *testing.T) {
+	l := newLender(t)
+	l.put(2)
+	two := key(2)
+	sends, let := make(chan struct{}, buffers), make(chan struct{})
+	var calls sync.WaitGroup
+	fetch := func(ctx context.Context, keys []byte, want codes.Code) (lease uint64) {
+		l.ask.Keys = keys
+		r, err := l.Lease(ctx, l.ask)
+		testenv.OK(t, err)
+		calls.Go(func() {
+			err := l.Fetch(&proto.FetchRequest{Lease: r.GetLease(), Bytes: pageBytes}, &stuck{sink{ctx: ctx}, sends, let})
+			if status.Code(err) != want {
+				t.Errorf("%v of a call, want %v", err, want)
+			}
+		})
+		return r.GetLease()
+	}
+	for range buffers / 2 {
+		fetch(calledBy(t, 1), l.ask.Keys, codes.OK)
+		<-sends
+	}
+	waits, open := make(chan struct{}), l.disk.Open()
+	lease := fetch(noticed{calledBy(t, 1), sync.OnceFunc(func() { close(waits) })}, two[:], codes.NotFound)
+	<-waits
+	_, err := l.Return(t.Context(), &proto.ReturnRequest{Lease: lease})
+	testenv.OK(t, err)
+	if n := l.disk.Open(); n != open {
+		t.Errorf("%d files are open with a call that waits, want the %d of those that send", n, open)
+	}
+	close(let)
+	calls.Wait()
+}
+
+// TestTurns: callers have the same part of the bandwidth, however many calls one has, and nothing of those is left.
+func TestTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const rounds, rate = 100, 10 * part
+		p := &pace{rate: rate}
+		ctx, stop := context.WithCancel(t.Context())
+		var calls sync.WaitGroup
+		var sent [2]atomic.Int64
+		for n := range 2 * buffers {
+			who := min(n, 1) // the first call is of one, all others are of another
+			calls.Go(func() {
+				for ctx.Err() == nil {
+					if p.waitOf(ctx, caller{id: string(rune('a' + who))}, part) == nil {
+						sent[who].Add(1)
+					} else {
+						time.Sleep(time.Millisecond)
+					}
+				}
+			})
+		}
+		time.Sleep(rounds * 2 * time.Second * part / rate)
+		stop()
+		calls.Wait()
+		if one, many := sent[0].Load(), sent[1].Load(); one < rounds*9/10 || many > rounds*11/10 {
+			t.Errorf("one call has sent %d parts of %d beside one caller's many that have sent %d, want half", one, 2*rounds, many)
+		}
+		if len(p.turns) != 0 {
+			t.Errorf("%d turns are kept after all calls, want none", len(p.turns))
+		}
+	})
 }
 
 // TestHungRead: a buffer that a read still uses, which was given up, is not used for another.

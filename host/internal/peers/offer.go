@@ -24,7 +24,7 @@ import (
 
 const (
 	offerTime = 5 * time.Second // until an offer is dropped; in half of it the peer says whether it takes it
-	mostTakes = 4               // offers that are taken at once
+	mostTakes = 8               // offers that are taken at once
 )
 
 // turnover is this host's in milliseconds, as it is told; 0: it takes no offers.
@@ -123,12 +123,11 @@ func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.Offer
 		}
 		entry.Bytes = append(entry.Bytes, int64(n))
 	}
-	select {
-	case s.takes <- struct{}{}:
-		defer func() { <-s.takes }()
-	default:
+	who := s.owner.callerOf(ctx)
+	if !s.shares.take(who, takes, 1) {
 		return nil, status.Error(codes.ResourceExhausted, "it takes as much as it may")
 	}
+	defer s.shares.give(who, takes, 1)
 	x := s.owner.named([16]byte(q.GetHost()))
 	if x == nil || s.owner.turnover() == 0 {
 		return &proto.OfferResponse{}, nil

@@ -25,7 +25,7 @@ import (
 // TestOffers: what a host evicts goes to one that has room, once, and is a hit at both.
 func TestOffers(t *testing.T) {
 	const room, more = 48, 40
-	hosts := newHosts(t, Config{}, room, 8*room) // of which one peer is lent a quarter
+	hosts := newHosts(t, Config{}, room, 16*room) // of which one peer is lent a quarter
 	a, b := hosts[0], hosts[1]
 	for n := range byte(2 * room) {
 		a.put(n + 1)
@@ -172,15 +172,11 @@ func TestHostileOffers(t *testing.T) {
 	if n := x.count.blamed.Load(); n != 0 || !x.is(Here) {
 		t.Errorf("%d pieces blamed before one with wrong bytes was fetched, want none", n)
 	}
-	for range mostTakes {
-		p.lending.takes <- struct{}{}
-	}
+	p.lending.shares.add(caller{}, takes, mostTakes)
 	if took, code := offer(func(*proto.OfferRequest) {}); took || code != codes.ResourceExhausted {
 		t.Errorf("an offer beyond those that are taken at once: taken %v, %s, want it refused", took, code)
 	}
-	for range mostTakes {
-		<-p.lending.takes
-	}
+	p.lending.shares.give(caller{}, takes, mostTakes)
 	if took, _ := offer(func(*proto.OfferRequest) {}); took || x.count.blamed.Load() != 1 || !x.is(Alone) {
 		t.Errorf("an offer with wrong bytes: taken %v, %d pieces blamed, the peer is %s, want it blamed and left alone", took, x.count.blamed.Load(),
 			p.Stats()[0].State)
@@ -213,8 +209,45 @@ func TestOfferEnds(t *testing.T) {
 	if <-over {
 		t.Error("an offer was taken that has no bytes")
 	}
-	if n := len(p.fs.names()); n != 0 || len(p.lending.takes) != 0 {
-		t.Errorf("%d names are left and %d offers are being taken, want none", n, len(p.lending.takes))
+	if n := len(p.fs.names()); n != 0 || len(p.lending.shares.of) != 0 {
+		t.Errorf("%d names are left and %d callers' offers are being taken, want none", n, len(p.lending.shares.of))
+	}
+}
+
+// TestOffersOfOne: a peer that offers all the time, and does not send, leaves others' offers a place.
+func TestOffersOfOne(t *testing.T) {
+	end := make(chan struct{})
+	f := &fake{lease: lend(pieceBytes), fetch: func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error {
+		<-end
+		return status.Error(codes.Unavailable, "")
+	}}
+	r := newTaker(t, f)
+	r.peers.patience = time.Hour
+	var calls sync.WaitGroup
+	var refused [3]atomic.Int64
+	offer := func(who, n byte) {
+		calls.Go(func() {
+			_, err := r.offered(calledBy(t, who), func(q *proto.OfferRequest) { q.Key[0] = n })
+			if status.Code(err) == codes.ResourceExhausted {
+				refused[who].Add(1)
+			}
+		})
+	}
+	defer calls.Wait()
+	defer close(end)
+	for n := range byte(2 * mostTakes) {
+		offer(1, n)
+	}
+	r.await("a caller is refused", func() bool { return refused[1].Load() >= mostTakes })
+	offer(2, 100)
+	r.await("another is taken from", func() bool {
+		s := &r.peers.lending.shares
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return refused[2].Load() > 0 || *s.has(caller{id: "10.0.0.2"}).at(takes) > 0
+	})
+	if n := refused[2].Load(); n != 0 {
+		t.Error("the offer of a peer is refused while another has offers, want it taken")
 	}
 }
 

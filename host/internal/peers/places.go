@@ -127,7 +127,7 @@ func (s service) Place(ctx context.Context, q *proto.PlaceRequest) (*proto.Place
 	}
 	defer piece.Close()
 	if parts := s.inMemory(piece); parts != nil {
-		if err := s.pace.wait(ctx, piece.Size(), longestWait); err != nil {
+		if err := s.pace.waitOf(ctx, s.owner.callerOf(ctx), piece.Size()); err != nil {
 			return nil, err
 		}
 		s.sent(piece.Size())
@@ -185,7 +185,7 @@ func (s service) inSlot(ctx context.Context, piece *store.Piece, off, end int64)
 			return nil, status.Error(codes.DataLoss, err.Error())
 		}
 	}
-	if err := s.pace.wait(ctx, n, longestWait); err != nil {
+	if err := s.pace.waitOf(ctx, slot.who, n); err != nil {
 		slot.Release()
 		return nil, err
 	}

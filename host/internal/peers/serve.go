@@ -47,9 +47,8 @@ type lending struct {
 	owner *Peers
 	grpc  *grpc.Server
 	pace  pace
-	free  chan []byte   // buffers of a part and a page
-	takes chan struct{} // a place for each offer that is being taken
-	shelf *shelf        // nil without NIXL
+	free  chan []byte // buffers of a part and a page
+	shelf *shelf      // nil without NIXL
 
 	shares shares
 	memory *budget.Budget // of connections
@@ -71,7 +70,7 @@ type lent struct {
 }
 
 func newLending(p *Peers) *lending {
-	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers), takes: make(chan struct{}, mostTakes),
+	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers),
 		pace: pace{rate: float64(p.cfg.Bandwidth)}}
 	for range buffers {
 		l.free <- nil // mapped when it is used
@@ -80,7 +79,7 @@ func newLending(p *Peers) *lending {
 	l.memory = budget.OfPeers(memory)
 	l.shares.of, l.shares.pins = map[caller]*holding{}, map[pin][]leaser{}
 	l.shares.most = [resources]int{handshakes: mostKnocks, lines: int(memory / budget.PeersLine), leases: mostLent, leasedKeys: mostLentKeys,
-		partBuffers: buffers, places: mostPlaced}
+		partBuffers: buffers, places: mostPlaced, takes: mostTakes}
 	if p.nixl != nil {
 		var err error
 		if l.shelf, err = newShelf(pinner{p.nixl}); err != nil {
@@ -384,11 +383,6 @@ func (s service) open(lease uint64, index, rank uint32, from, bytes uint64) (pie
 
 // Fetch implements the service.
 func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
-	piece, off, end, err := s.open(q.GetLease(), q.GetIndex(), q.GetRank(), q.GetOffset(), q.GetBytes())
-	if err != nil {
-		return err
-	}
-	defer piece.Close()
 	who := s.owner.callerOf(st.Context())
 	if err := s.await(st.Context(), who, partBuffers); err != nil {
 		return status.FromContextError(err).Err()
@@ -399,13 +393,18 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 		return err
 	}
 	defer func() { s.free <- buf }()
+	piece, off, end, err := s.open(q.GetLease(), q.GetIndex(), q.GetRank(), q.GetOffset(), q.GetBytes())
+	if err != nil {
+		return err
+	}
+	defer piece.Close()
 	for off < end {
 		from, n := pages(off, end, part)
 		if err := readPages(piece, buf, from, n); err != nil {
 			buf = s.given(buf, err)
 			return status.Error(codes.DataLoss, err.Error())
 		}
-		if err := s.pace.wait(st.Context(), n, longestWait); err != nil {
+		if err := s.pace.waitOf(st.Context(), who, n); err != nil {
 			return err
 		}
 		if err := st.Send(&proto.FetchResponse{Data: buf[off-from : n]}); err != nil {
@@ -481,8 +480,59 @@ func (l *lending) given(buf []byte, failed error) []byte {
 type pace struct {
 	rate float64 // bytes a second
 
-	mu   sync.Mutex
-	free time.Time // when all that was asked for has been sent
+	mu    sync.Mutex
+	free  time.Time // when all that was asked for has been sent
+	turns map[caller]*turn
+}
+
+// turn is a caller's place among those that wait: of its calls one has it at a time.
+type turn struct {
+	calls int
+	taken chan struct{}
+}
+
+// enter waits until none of a caller's other calls waits with those of others, and until leave is called none does.
+func (p *pace) enter(ctx context.Context, who caller) (leave func(), err error) {
+	p.mu.Lock()
+	if p.turns == nil {
+		p.turns = map[caller]*turn{}
+	}
+	t := p.turns[who]
+	if t == nil {
+		t = &turn{taken: make(chan struct{}, 1)}
+		p.turns[who] = t
+	}
+	t.calls++
+	p.mu.Unlock()
+	over := func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if t.calls--; t.calls == 0 {
+			delete(p.turns, who)
+		}
+	}
+	select {
+	case t.taken <- struct{}{}:
+		return func() { <-t.taken; over() }, nil
+	case <-ctx.Done():
+		over()
+		return nil, ctx.Err()
+	}
+}
+
+// waitOf waits as wait does, and before that for the caller's turn.
+func (p *pace) waitOf(ctx context.Context, who caller, bytes int64) error {
+	if p.rate == 0 {
+		return nil
+	}
+	soon, stop := context.WithTimeout(ctx, longestWait)
+	defer stop()
+	leave, err := p.enter(soon, who)
+	if err != nil {
+		return status.Error(codes.ResourceExhausted, "its calls take as much as they may")
+	}
+	defer leave()
+	return p.wait(ctx, bytes, longestWait)
 }
 
 // behind is how long what is sent now would wait.

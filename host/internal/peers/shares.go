@@ -29,6 +29,7 @@ const (
 	leasedKeys // that leases were asked for: each takes memory, also where many leases have the same entries
 	partBuffers
 	places // of [shelf]
+	takes  // offers that are being taken
 	resources
 	// From here on, the entries of each root that leases have.
 )
