@@ -4,7 +4,6 @@ import (
 	"archive/zip"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,16 +14,9 @@ import (
 
 // The manual has a page for each command, with all its flags, and one with every key.
 func TestManual(t *testing.T) {
-	dir := t.TempDir()
-	binary := filepath.Join(dir, "kvhost")
-	build := exec.Command("go", "build", "-o", binary, "./cmd/kvhost")
-	build.Dir, build.Env = testenv.Root(), append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build kvhost: %v\n%s", err, out)
-	}
 	r := &release{version: "1.2.3", epoch: time.Unix(1700000000, 0).UTC()}
-	pages := filepath.Join(dir, "man")
-	testenv.OK(t, r.manual(t.Context(), binary, pages))
+	pages := t.TempDir()
+	testenv.OK(t, r.manual(t.Context(), binary(t), pages))
 	for name, parts := range map[string][]string{
 		"kvhost.1":             {".TH KVHOST 1 2023-11-14 \"kvhost 1.2.3\"\n", "kvhost \\- keeps", ".SH EXIT CODES\n", "\\-\\-store\\-durability"},
 		"kvhost-serve.1":       {".SH NAME\nkvhost-serve \\- Serve clients", ".SH USAGE\n"},

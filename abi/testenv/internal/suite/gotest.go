@@ -23,23 +23,30 @@ type goTest struct {
 	run, skip        string
 }
 
-// flags are what a command for one test has, too.
+// flags are what a command for one test has, too. Those of make build are among them: what it compiled, the tests do not compile again, nor
+// what another checkout's tests did.
 func (g goTest) flags() []string {
-	list := []string{"test"}
+	list := []string{"test", "-trimpath"}
 	if g.race {
 		list = append(list, "-race")
 	}
 	if g.invariants {
-		list = append(list, "-tags", "invariants")
+		return append(list, "-tags", tags+",invariants")
 	}
-	return list
+	return append(list, "-tags", tags)
 }
+
+// tags are those that the Makefile builds with.
+const tags = "grpcnotrace"
+
+// withoutC is how all is compiled but for the race detector.
+const withoutC = "CGO_ENABLED=0"
 
 func (g goTest) cgo() string {
 	if g.race {
 		return "CGO_ENABLED=1"
 	}
-	return "CGO_ENABLED=0"
+	return withoutC
 }
 
 // again is the command that repeats a test alone, or a package.

@@ -45,8 +45,8 @@ func groups() []group {
 }
 
 func vet(ctx context.Context, s *suite, r *result) {
-	cmd := exec.CommandContext(ctx, "go", "vet", "./...")
-	cmd.Dir = s.dir
+	cmd := exec.CommandContext(ctx, "go", "vet", "-trimpath", "-tags", tags, "./...")
+	cmd.Dir, cmd.Env = s.dir, append(os.Environ(), withoutC)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()

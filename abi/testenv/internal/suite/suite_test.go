@@ -45,11 +45,11 @@ func TestFailuresAreTold(t *testing.T) {
 	}{
 		"fails":  {body: `func TestBad(t *testing.T) { t.Run("part", func(t *testing.T) { t.Error("want 1, got 2") }) }`, again: "-run '^TestBad$/^part$' ./fails"},
 		"panics": {body: `func TestBad(t *testing.T) { go panic("broken"); select {} }`, again: "-run '^TestBad$' ./panics"},
-		"leaves": {body: "import \"os\"\n\nfunc TestMain(m *testing.M) { os.Exit(3) }", again: "go test ./leaves"},
-		"breaks": {body: `func TestBad(t *testing.T) { return 1 }`, again: "go test ./breaks"},
+		"leaves": {body: "import \"os\"\n\nfunc TestMain(m *testing.M) { os.Exit(3) }", again: "go test -trimpath -tags grpcnotrace ./leaves"},
+		"breaks": {body: `func TestBad(t *testing.T) { return 1 }`, again: "go test -trimpath -tags grpcnotrace ./breaks"},
 		"hangs":  {body: `func TestBad(t *testing.T) { select {} }`, again: "-run '^TestBad$' ./hangs", timeout: 2 * time.Second},
 		"races": {body: "func TestBad(t *testing.T) {\n\tn, done := 0, make(chan int)\n\tgo func() { n++; close(done) }()\n\tn++\n\t<-done\n}",
-			again: "CGO_ENABLED=1 go test -race -count=1 -run '^TestBad$' ./races", race: true},
+			again: "CGO_ENABLED=1 go test -trimpath -race -tags grpcnotrace -count=1 -run '^TestBad$' ./races", race: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -37,7 +37,7 @@ func OpenCache() (*sandbox.Cache, error) {
 
 // CacheDir is the directory of [Cache], for a host's configuration.
 var CacheDir = sync.OnceValues(func() (string, error) {
-	all, err := cacheDir("compiled")
+	all, err := sharedDir("compiled")
 	if err != nil {
 		return "", err
 	}

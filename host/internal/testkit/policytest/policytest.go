@@ -114,7 +114,7 @@ func buildExample(name string) (string, error) {
 		}
 	}
 	host := filepath.Join(dir, "kvhost")
-	if err := run(testenv.Root(), []string{"CGO_ENABLED=0"}, "go", "build", "-o", host, "./cmd/kvhost"); err != nil {
+	if err := run(testenv.Root(), []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-tags=grpcnotrace", "-o", host, "./cmd/kvhost"); err != nil {
 		return "", err
 	}
 	err = run(filepath.Join(dir, target), nil, "make", "KVHOST="+host)
@@ -127,15 +127,19 @@ func buildExample(name string) (string, error) {
 
 // cacheDir is where this checkout's tests keep what they built: other checkouts have other sources.
 func cacheDir(what string) (string, error) {
-	root := testenv.Root()
-	if root == "" {
+	return sharedDir(filepath.Join(fmt.Sprintf("%x", sha256.Sum256([]byte(testenv.Root())))[:12], what))
+}
+
+// sharedDir is where the tests of all checkouts keep what is named by its content.
+func sharedDir(what string) (string, error) {
+	if testenv.Root() == "" {
 		return "", errors.New("policytest: not in a checkout, or no go command")
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		cache = filepath.Join(os.TempDir(), fmt.Sprintf("kvhost-%d", os.Geteuid()))
 	}
-	dir := filepath.Join(cache, "kvhost-test", fmt.Sprintf("%x", sha256.Sum256([]byte(root)))[:12], what)
+	dir := filepath.Join(cache, "kvhost-test", what)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("policytest: %w", err)
 	}
