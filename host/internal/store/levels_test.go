@@ -54,24 +54,31 @@ func fingerprintOf(f *fixture, n uint64) uint64 { return kv.Fingerprint(f.space.
 // allocating is a file system in memory of which so many bytes are there, of those that will be.
 type allocating struct {
 	staging.FS
-	ready int64
-	total int64
+	ready, total atomic.Int64
+}
+
+func (a *allocating) set(ready, total int64) {
+	a.ready.Store(ready)
+	a.total.Store(total)
 }
 
 // Statfs says what is free now, and what will be.
 func (a *allocating) Statfs(string) (staging.Space, error) {
-	return staging.Space{Total: a.total, Free: a.total, Available: a.ready}, nil
+	return staging.Space{Total: a.total.Load(), Free: a.total.Load(), Available: a.ready.Load()}, nil
 }
 
 // TestStoresDoNotWaitForMemory: while memory is being allocated, what has no room there goes to the next level, and comes near when it
 // has. Where there is none, or its policy refuses it, it waits.
 func TestStoresDoNotWaitForMemory(t *testing.T) {
-	memory := &allocating{ready: 2 * pieceBytes, total: 8 * pieceBytes}
-	inMemory := func(c *Config) {
-		memory.FS = staging.Below(c.Roots[0].Path)
-		c.Roots[0].Volatile, c.Roots[0].FS = true, memory
+	var memory *allocating
+	withReady := func(bytes int64) func(*Config) {
+		return func(c *Config) {
+			memory = &allocating{FS: staging.Below(c.Roots[0].Path)}
+			memory.set(bytes, 8*pieceBytes)
+			c.Roots[0].Volatile, c.Roots[0].FS = true, memory
+		}
 	}
-	f := twoLevels(t, 8, 64, inMemory)
+	f := twoLevels(t, 8, 64, withReady(2*pieceBytes))
 	roots := func() (list []int) {
 		for n := range uint64(4) {
 			list = append(list, f.rootOf(n))
@@ -79,7 +86,7 @@ func TestStoresDoNotWaitForMemory(t *testing.T) {
 		return list
 	}
 	f.mustPut(0, 1, 2)
-	memory.ready = memory.total
+	memory.set(8*pieceBytes, 8*pieceBytes)
 	f.mustPut(3)
 	equal(t, "roots of entries, of which the third had no memory", fmt.Sprint(roots()), fmt.Sprint([]int{0, 0, 1, 0}))
 	f.root().bringNear()
@@ -88,14 +95,13 @@ func TestStoresDoNotWaitForMemory(t *testing.T) {
 	equal(t, "copies that came near", f.moved(0, moves.Promotion).Done.Load(), 1)
 	f.checkUsed()
 
-	memory.ready = 0
 	h := handle(policy.NativeModule("ends", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) { return &ends{}, nil }))
 	h.Levels = 3
-	refused := twoLevels(t, 8, 64, inMemory, func(c *Config) { c.Policies.Admit = h })
+	refused := twoLevels(t, 8, 64, withReady(0), func(c *Config) { c.Policies.Admit = h })
 	refused.mustPut(0)
 	equal(t, "root of an entry that the next level refuses", refused.rootOf(0), 0)
 	equal(t, "entries refused", refused.store.Stats().Refused, 0)
-	alone := newFixtureIn(t, filepath.Join(t.TempDir(), "alone"), 8, 1, inMemory)
+	alone := newFixtureIn(t, filepath.Join(t.TempDir(), "alone"), 8, 1, withReady(0))
 	alone.mustPut(0)
 }
 
@@ -139,13 +145,14 @@ func TestHitComesNear(t *testing.T) {
 // TestMemoryThatStaysSmaller: a root in memory takes what there is when the machine has no more: all that came early is near then, stores
 // evict instead of failing, and what it has leaves in time.
 func TestMemoryThatStaysSmaller(t *testing.T) {
-	memory := &allocating{ready: 4 * pieceBytes, total: 16 * pieceBytes}
+	memory := &allocating{}
+	memory.set(4*pieceBytes, 16*pieceBytes)
 	f := twoLevels(t, 16, 64, func(c *Config) {
 		memory.FS = staging.Below(c.Roots[0].Path)
 		c.Roots[0].Volatile, c.Roots[0].FS, c.Roots[0].MinFree, c.UpkeepEvery = true, memory, 1, time.Hour
 	})
 	f.mustPut(upTo(8)...)
-	memory.ready, memory.total = 8*pieceBytes+1, 8*pieceBytes+1 // and that is all
+	memory.set(8*pieceBytes+1, 8*pieceBytes+1) // and that is all
 	freeSpace{f.root()}.watch(t.Context())
 	f.root().bringNear()
 	f.settle()
@@ -159,7 +166,7 @@ func TestMemoryThatStaysSmaller(t *testing.T) {
 		equal(t, "more in use than there is", f.root().Account.Excess(1) > 0, false)
 		f.settle()
 	}
-	memory.ready, memory.total = 16*pieceBytes+1, 16*pieceBytes+1
+	memory.set(16*pieceBytes+1, 16*pieceBytes+1)
 	freeSpace{f.root()}.watch(t.Context())
 	equal(t, "limit of the root once there is more", f.root().Account.Figures().Limit, 16*pieceBytes)
 	f.checkUsed()

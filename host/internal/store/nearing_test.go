@@ -154,7 +154,8 @@ func TestLoadTakesOverPrefetch(t *testing.T) {
 
 // TestLoadAwaitsNoMemory: a load does not wait for memory that is being allocated, which waits for loads.
 func TestLoadAwaitsNoMemory(t *testing.T) {
-	memory := &allocating{FS: staging.OS(), ready: 0, total: 16 << 20}
+	memory := &allocating{FS: staging.OS()}
+	memory.set(0, 16<<20)
 	f := beforeDisk(t, 1, func(near, _ *RootConfig) {
 		near.Path, near.Medium = t.TempDir(), Medium{FS: memory, Traits: Traits{Volatile: true}}
 	})
