@@ -196,7 +196,7 @@ func content(n byte) []byte {
 	return b
 }
 
-func poisoned(mem []byte) bool { return len(bytes.Trim(mem, string([]byte{poison}))) == 0 }
+func poisoned(mem []byte) bool { return bytes.Count(mem, []byte{poison}) == len(mem) }
 
 func path() string { return filepath.Join(testenv.Root(), ".build", "nixl") }
 
@@ -252,9 +252,7 @@ func (r *rig) learn() {
 }
 
 func (r *rig) poison() {
-	for i := range r.mem {
-		r.mem[i] = poison
-	}
+	copy(r.mem, bytes.Repeat([]byte{poison}, len(r.mem)))
 }
 
 // await waits for the end of a read.
