@@ -148,6 +148,7 @@ func TestDesignNames(t *testing.T) {
 
 // Every package is in the table of packages, and every package there exists.
 func TestDesignPackages(t *testing.T) {
+	testenv.Slow(t)
 	table := packageRows.FindStringSubmatch(readText(t, "docs/design.md"))
 	if table == nil {
 		t.Fatal("design.md has no table of packages")
@@ -247,6 +248,7 @@ var commitInText = regexp.MustCompile(`\b[0-9a-f]{7}\b`)
 
 // Every commit that a document cites exists.
 func TestCommits(t *testing.T) {
+	testenv.Slow(t)
 	docs := documents(t)
 	if out, err := exec.Command("git", "-C", "..", "rev-parse", "--is-shallow-repository").Output(); err != nil ||
 		strings.TrimSpace(string(out)) != "false" {
@@ -271,6 +273,7 @@ func TestCommits(t *testing.T) {
 
 // The messages in the troubleshooting table are in the code.
 func TestTroubleshootingMessages(t *testing.T) {
+	testenv.Slow(t)
 	_, table, found := strings.Cut(readText(t, "docs/operate.md"), "## Troubleshooting")
 	if !found {
 		t.Fatal("there is no troubleshooting table")
@@ -313,6 +316,7 @@ var (
 
 // The tests that promises and claims name exist, and each row of the table of what tenants can do to each other has one.
 func TestClaimsHaveTests(t *testing.T) {
+	testenv.Slow(t)
 	testenv.Need(t, testenv.Git)
 	list, err := exec.Command("git", "-C", "..", "ls-files", "*_test.go").Output()
 	testenv.OK(t, err)
@@ -350,6 +354,7 @@ var (
 
 // A command of the Makefile or a document that runs one test names a package that has it: go test takes none for success.
 func TestCommandsNameTheirTests(t *testing.T) {
+	testenv.Slow(t)
 	commands := 0
 	for _, path := range append(documents(t), "../Makefile") {
 		for _, command := range testCommand.FindAllString(readText(t, path), -1) {

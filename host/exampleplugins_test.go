@@ -106,6 +106,7 @@ func miss(t *testing.T, w *sim.Workload, path string, share int) *sim.Result {
 
 // On the example trace recency misses as often as lru, and thrift less often.
 func TestMissRatios(t *testing.T) {
+	testenv.Slow(t)
 	w, err := sim.Load(t.Context(), mixed)
 	testenv.OK(t, err)
 	lruModule := filepath.Join(policytest.Dir(t, "lru"), "lru.wasm")

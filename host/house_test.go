@@ -81,6 +81,7 @@ func rowOf(t *testing.T, path string) (row int, prefix string) {
 }
 
 func TestImportDirection(t *testing.T) {
+	testenv.Slow(t)
 	out, err := exec.Command("go", "list", "-json=ImportPath,Imports,TestImports,XTestImports", module+"/...").Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)

@@ -26,6 +26,7 @@ var ownKeys = []string{slog.LevelKey, slog.MessageKey, slog.TimeKey, slog.Source
 // Readers of a record with two values of a key take either, or fail. TestLogKeys finds calls with a key of slog's own, and those
 // that repeat a key of theirs or of a logger of the same function. The hosts of hosttest find other loggers' when they log.
 func TestLogKeys(t *testing.T) {
+	testenv.Slow(t)
 	testenv.Need(t, testenv.Git)
 	if !exists("../.git") {
 		t.Skip("not a checkout: git lists the files that this test reads")

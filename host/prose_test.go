@@ -45,6 +45,7 @@ func comments(src []byte) string {
 
 // TestProse counts them in the comments of Go that is no test, and in all documents. KVHOST_PROSE=1 lists every one.
 func TestProse(t *testing.T) {
+	testenv.Slow(t)
 	testenv.Need(t, testenv.Git)
 	if !exists("../.git") {
 		t.Skip("not a checkout: git lists the files that this test reads")
@@ -101,6 +102,7 @@ var verbs = regexp.MustCompile(`%[-+# 0]*[\d*.\[\]]*[a-zA-Z%]`)
 
 // TestMessages counts them in all tests. KVHOST_MESSAGES=1 lists every one.
 func TestMessages(t *testing.T) {
+	testenv.Slow(t)
 	testenv.Need(t, testenv.Git)
 	if !exists("../.git") {
 		t.Skip("not a checkout: git lists the files that this test reads")

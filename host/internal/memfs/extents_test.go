@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // checked is an allocator beside a map of its pages.
@@ -179,6 +181,7 @@ func extentsOf(t testing.TB, sizes []int64, oldestFirst bool, steps int, each ui
 // In a full cache, files of one size are in one extent, except those at the ends of steps. Files of mixed sizes, which
 // replace each other at random, are in few.
 func TestFragmentation(t *testing.T) {
+	testenv.Slow(t)
 	const mib = 256
 	llama, mla, odd := int64(32*mib+2), int64(17*mib+50), int64(5*mib+1)
 	for _, c := range []struct {

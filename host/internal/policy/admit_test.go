@@ -22,6 +22,7 @@ func candidates(n int) []abi.Candidate {
 
 // A module that was built when candidates had 56 bytes steps by the host's stride, and decides as it did.
 func TestAdmitOfRelease01(t *testing.T) {
+	testenv.Slow(t)
 	m, err := Open(t.Context(), "testdata/admit_release01.wasm", Options{})
 	testenv.OK(t, err)
 	defer m.Close(t.Context())

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
@@ -353,6 +354,7 @@ func TestEndsDuringAnUpload(t *testing.T) {
 // ways, and ends their lives in order or without. Nothing wrong is read, no level is over its capacity, and what the bucket has in the
 // end is in the account, without an upload that is left.
 func TestBucketHistories(t *testing.T) {
+	testenv.Slow(t)
 	faults := []s3double.Fault{s3double.Busy, s3double.TooMany, s3double.Broken, s3double.Reset, s3double.ResetLate, s3double.Half,
 		s3double.Wrong, s3double.Expired, s3double.Denied, s3double.ActDenied}
 	for seed := range uint64(4) {

@@ -51,6 +51,7 @@ func TestBombs(t *testing.T) {
 
 // Each limit is reported by its name and value.
 func TestLimits(t *testing.T) {
+	testenv.Slow(t)
 	slow, large := phis(1, 5_000, 5000), blockParams(2_990, 999)
 	for _, c := range []struct {
 		wasm   []byte

@@ -215,6 +215,7 @@ func TestJoin(t *testing.T) {
 
 // TestLives plays random steps of entries' lives, and checks index and account after each.
 func TestLives(t *testing.T) {
+	testenv.Slow(t)
 	type write struct {
 		m    entries.Mark
 		rank uint32

@@ -259,6 +259,7 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 
 // TestASeedReplays plays a history twice: what a host does depends on the seed only, so a failure can be replayed.
 func TestASeedReplays(t *testing.T) {
+	testenv.Slow(t)
 	first, count := max(1, *modelSeed), max(3, *modelSeeds)
 	for seed := first; seed < first+count; seed++ {
 		var sums [2]uint64

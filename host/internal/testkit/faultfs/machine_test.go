@@ -51,6 +51,7 @@ var must = testenv.OK
 
 // What each way of writing may leave: the outcomes that no seed shows are a bug of the machine, the others of the way.
 func TestPowerLossOutcomes(t *testing.T) {
+	testenv.Slow(t)
 	old, fresh := bytes.Repeat([]byte("o"), 3*staging.Align), bytes.Repeat([]byte("n"), 3*staging.Align)
 	for _, c := range []struct {
 		name string
