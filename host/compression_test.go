@@ -293,7 +293,7 @@ func TestCompressionByNamespace(t *testing.T) {
 	testenv.OK(t, c.Validate())
 	random := rand.New(rand.NewPCG(3, 4))
 	h, _ := hosttest.Start(t, c)
-	const chunks = 8
+	const chunks = 4
 	took := map[string]int64{}
 	for _, model := range []string{"vendor/raw", "vendor/a", "other"} {
 		before := diskUsage(t, c.Roots[0].Path)
@@ -334,7 +334,7 @@ func TestMemoryBeforeACompressedDisk(t *testing.T) {
 	c.Store.Compression = config.CompressionHuffman
 	testenv.OK(t, c.Validate())
 	random := rand.New(rand.NewPCG(5, 6))
-	const chunks = 16
+	const chunks = 8
 	for run := range 2 {
 		h, two, stop := twoRanks(t, host.Config{Config: c})
 		for rank, r := range two {

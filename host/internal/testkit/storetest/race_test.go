@@ -3,4 +3,4 @@
 package storetest
 
 // defaultOps is fewer where everything takes longer.
-const defaultOps = 150
+const defaultOps = 100
