@@ -25,13 +25,13 @@ BLOCK = FULL.block_tokens
 class Half:
     """A scheduler's half. Chunks take a millisecond each to load, and all of TOKENS are there."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, graph_tokens: int = 0, **settings: Any) -> None:
         self.session = DoubleSession()
         self.session.resident, self.session.micros_per_chunk = set(KEYS), 1000
         self.pool = DoublePool()
         self.s = Scheduler(
             Settings(**{"load_when": "always", "load_in": "auto", "lookup_wait": 0.0, **settings}), DoubleLink(self.session), (FULL,), 1, 1,  # type: ignore[arg-type]
-            loads=True, step_tokens=1024, holds=Holds(self.pool, [(BLOCK, 0)], 1024, 0, 1), in_step=True,
+            loads=True, step_tokens=1024, holds=Holds(self.pool, [(BLOCK, 0)], 1024, 0, 1), in_step=True, graph_tokens=graph_tokens,
         )
         self.s.reported(WorkerReport(epochs={(0, 0): 0}))
         self.blocks = 0
@@ -79,10 +79,11 @@ def test_the_operator_decides(where: str, want: list[bool]) -> None:
     assert [half.promise(id)[1] for id in "ab"] == want
 
 
-def test_a_whole_prompt_leaves_two_tokens_to_compute() -> None:
-    half = Half()
+@pytest.mark.parametrize(("graph_tokens", "left"), [(0, 2), (4 * CHUNK - 1, 2), (4 * CHUNK, 1)])
+def test_a_whole_prompt_leaves_one_token_to_a_graph_or_two(graph_tokens: int, left: int) -> None:
+    half = Half(graph_tokens)
     n, inside, r = half.promise("a", TOKENS[: 4 * CHUNK])
-    assert (n, inside) == (4 * CHUNK - 2, True)
+    assert (n, inside) == (4 * CHUNK - left, True)
     (order,) = half.step(r).loads
     assert [c.blocks for c in order.groups[0].chunks] == [[1, 2], [3, 4], [5, 6], [7, 8]]
 

@@ -245,6 +245,14 @@ def waits_for_layers(forward_context: Any) -> bool:
     return bool(getattr(forward_context, "cudagraph_runtime_mode", CUDAGraphMode.FULL) != CUDAGraphMode.FULL)
 
 
+def decodes_in_a_graph(vllm_config: Any) -> bool:
+    """Whether a step in which each request computes one token may run as one CUDA graph."""
+    from vllm.config import CUDAGraphMode
+
+    mode = getattr(vllm_config.compilation_config, "cudagraph_mode", None)
+    return isinstance(mode, CUDAGraphMode) and CUDAGraphMode.decode_mode(mode) == CUDAGraphMode.FULL
+
+
 def kinds(kv_cache_config: Any) -> Sequence[str]:
     """The name of each group's attention in events, such as full_attention."""
     from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind

@@ -35,7 +35,7 @@ from kvhost.vllm.layers import DeviceGates, Gates, HostGates, StepLayers
 from kvhost.vllm.orders import Registration, StepOrders, WorkerReport, node
 from kvhost.vllm.rates import LastLife
 from kvhost.vllm.regions import GroupRegions
-from kvhost.vllm.scheduler import Scheduler
+from kvhost.vllm.scheduler import GRAPH_BYTES, Scheduler
 from kvhost.vllm.settings import Refused, Settings
 from kvhost.vllm.stats import KvhostPromMetrics, KvhostStats
 from kvhost.vllm.worker import Finished, Worker, open_session
@@ -370,12 +370,18 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             in_step=loads and self._may_load_in_step and self._failed.preempts,
             last_life=LastLife(self._settings.path, spaces, step_tokens, self._vllm_config.model_config.enforce_eager),
             longest=int(self._vllm_config.model_config.max_model_len),
+            graph_tokens=self._graph_tokens(plans[0].chunk_tokens, spaces[0]),
         )
         compat.reset_past_holds(self._block_pool, holds.let_go)
         if self._generation:
             self._scheduler.new_generation(self._generation)
         link.start(0)
         return True
+
+    def _graph_tokens(self, chunk_tokens: int, space: Namespace | None) -> int:
+        if space is None or not compat.decodes_in_a_graph(self._vllm_config):
+            return 0
+        return GRAPH_BYTES * chunk_tokens // space.chunk_bytes
 
     def _awaits_workers(self) -> bool:
         """Whether requests should wait for the scheduler's half. The workers report with the first step's output, and

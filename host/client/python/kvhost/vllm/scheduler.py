@@ -35,8 +35,10 @@ _REMEMBERED = 1 << 16  # keys with bad bytes
 _ALL = 1 << 62  # more chunks than a request has: nothing more of it is stored
 _READ_SOON = 0.25  # seconds in which the host has usually read a store's blocks
 #: Tokens that a step computes at least behind a load inside it. A step in which each request computes one token may run as
-#: one CUDA graph, which waits for the whole load before its first layer.
+#: one CUDA graph, which waits for the whole load before its first layer. Behind a load of up to so many bytes, one token is left:
+#: it takes less time than launching the layers one by one.
 _COMPUTED_BEHIND = 2
+GRAPH_BYTES = 512 << 20
 #: States of a request that has ended with the output of a step, which tells whether the loads inside that step failed: the
 #: engine would have computed it again. Its chunks are stored, also those of the step that loaded its hit.
 _ANSWERED = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
@@ -92,13 +94,15 @@ class Scheduler:
     def __init__(
         self, settings: Settings, link: Link, groups: Sequence[GroupPlan], ranks: int, stages: int, *, loads: bool,
         step_tokens: int, holds: Holds, events: KVEvents | None = None, adapters: Adapters | None = None,
-        in_step: bool = False, last_life: LastLife | None = None, longest: int = 0,
+        in_step: bool = False, last_life: LastLife | None = None, longest: int = 0, graph_tokens: int = 0,
     ) -> None:
         """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load,
         ``in_step`` where it could not from one inside a step.
-        ``step_tokens`` is the most that the engine computes in a step, ``longest`` how many tokens a request may have."""
+        ``step_tokens`` is the most that the engine computes in a step, ``longest`` how many tokens a request may have,
+        ``graph_tokens`` how many are loaded at most before a step that is one graph."""
         self._pulse = Pulse(settings.lookup_timeout, lambda: time.monotonic())
         self._longest = longest
+        self._graph_tokens = graph_tokens
         self._hung: set[int] = set()  # orders of loads that a host did not end: it gets no others until it has
         self._unanswered: RequestLookup | None = None  # the last lookup that was waited for in vain
         self._settings, self._link, self._groups = settings, link, groups
@@ -259,7 +263,9 @@ class Scheduler:
     def _end(self, t: Tracked, chunks: int) -> int:
         """How many leading tokens so many chunks give the engine."""
         end = chunks * self._chunk
-        return min(end, t.request.num_tokens - _COMPUTED_BEHIND) if t.in_step else end
+        if not t.in_step:
+            return end
+        return min(end, t.request.num_tokens - (1 if end - t.local <= self._graph_tokens else _COMPUTED_BEHIND))
 
     def loads_in_step(self, request: Any) -> bool:
         """Whether what :meth:`matched` has promised last is loaded inside the request's next step."""
