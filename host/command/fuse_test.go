@@ -17,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/testkit/fusefs"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -72,8 +73,10 @@ func TestRootOnFUSE(t *testing.T) {
 	})
 	dir := shortDir(t)
 	root := filepath.Join(f.dir, "kv")
+	cache, err := policytest.CacheDir()
+	testenv.OK(t, err)
 	cmd := command(t, dir, "--root", fmt.Sprintf("%s=%d", root, fuseCapacity), "--socket", "s", "--http-listen", anyPort,
-		"--store-io-timeout", "1s", "--policy-cache", filepath.Join(dir, "cache"))
+		"--store-io-timeout", "1s", "--policy-cache", cache)
 	cmd.Cancel = func() error { return nil } // a torture takes longer than a test's command may
 	var stop func(os.Signal) int
 	_, f.logged, stop = startCommand(t, cmd)

@@ -54,6 +54,7 @@ func textbook(requests [][]uint64, capacity int) (hits, resident int64) {
 // With one session and on-demand eviction the host's hits equal the textbook's exactly: the capacity in chunks is
 // exact, and so is the order of the policy's events. Windows smaller than a request change nothing.
 func TestHitsAreTheTextbooks(t *testing.T) {
+	testenv.Slow(t)
 	requests := mixture(t, 120)
 	path := write(t, requests)
 	for _, test := range []struct {
@@ -354,7 +355,7 @@ func play(t *testing.T, o replay.Options) *replay.Report {
 
 // The report tells what was loaded from each level, and what was written to it.
 func TestLevels(t *testing.T) {
-	requests := mixture(t, 150)
+	requests := mixture(t, 60)
 	shape := replay.Shape{Ranks: 1, ChunkBytes: 16 << 10, PageBytes: 4 << 10}
 	entry := entryBytes(t, shape)
 	socket, _ := start(t, filepath.Join(t.TempDir(), "far"), 2000*entry, func(c *config.Config) {

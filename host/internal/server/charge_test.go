@@ -66,7 +66,7 @@ func TestPagesAreTheirClients(t *testing.T) {
 	g := newGroup(t)
 	socket := startInGroup(t, g)
 	const most = 1 << 20 // of shared memory that is the host's own, or its files' where they are in a tmpfs
-	const places = 1024
+	const places = 256
 	bytes := int64(planes) * places * chunkBlocks * pageBytes
 	var regions []client.PlaneRegion
 	for pl := range int64(planes) {

@@ -315,9 +315,10 @@ func TestBesideBusyHost(t *testing.T) {
 	r := newRig(t, 64*(50<<12))
 	done := make(chan error, 1)
 	var puts atomic.Int64
+	const stores = 120 // more than there is room for
 	go func() {
 		g := rand.New(rand.NewPCG(1, 1))
-		for puts.Add(1) < 200 {
+		for puts.Add(1) < stores {
 			if err := r.put(g.Uint64N(200)); err != nil && !errors.Is(err, store.ErrResident) {
 				done <- err
 				return
@@ -325,7 +326,7 @@ func TestBesideBusyHost(t *testing.T) {
 		}
 		done <- nil
 	}()
-	for puts.Load() < 200 && !t.Failed() {
+	for puts.Load() < stores && !t.Failed() {
 		report := r.check(Options{Repair: true, TempAge: 1, Workers: 4})
 		if len(report.Problems) != 0 || report.Remaining != 0 {
 			t.Errorf("check while pieces are replaced: problems %+v, want none", report.Problems)

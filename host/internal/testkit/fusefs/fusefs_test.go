@@ -43,6 +43,7 @@ var legal = map[string]string{
 
 // A file system that does less than others is one all the same: both ways of the host to use it find all operations.
 func TestLegal(t *testing.T) {
+	testenv.Slow(t)
 	for name, rules := range legal {
 		for way, open := range map[string]func(string) staging.FS{
 			"os":    func(string) staging.FS { return staging.OS() },
