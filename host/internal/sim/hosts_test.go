@@ -117,10 +117,10 @@ func TestHostsInWasmAsNative(t *testing.T) {
 	g := hostsGrid(t, generated(t, 300), 4, "lru", "10%")
 	g.Admissions = append(g.Admissions, reuseAdmits(nil))
 	want := hostsOutcome(t, g).Results
-	reuse, err := OpenAdmission(t.Context(), "reuse", policy.Options{Dir: dir}, abi.RoleAdmit)
+	reuse, err := OpenAdmission(t.Context(), "reuse", policy.Options{Dir: dir, Cache: policytest.Cache(t)}, abi.RoleAdmit)
 	testenv.OK(t, err)
 	defer reuse.Close(context.Background())
-	lru, err := OpenPolicy(t.Context(), "lru", policy.Options{Dir: dir, Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20}}, abi.RoleEvict)
+	lru, err := OpenPolicy(t.Context(), "lru", policy.Options{Dir: dir, Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20}}, abi.RoleEvict)
 	testenv.OK(t, err)
 	defer lru.Close(context.Background())
 	g.Policies[0], g.Admissions[1] = lru, reuse

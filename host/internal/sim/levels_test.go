@@ -251,13 +251,13 @@ func TestLevelsInWasmAsNative(t *testing.T) {
 	g.Admissions = append(g.Admissions, reuseAdmits(policy.Config{"least": "80"}))
 	g.Policies = append(g.Policies, evicts(t, "prefix"))
 	want := levelOutcome(t, g).Results
-	reuse, err := OpenAdmission(t.Context(), "reuse:least=80", policy.Options{Dir: dir}, abi.RoleAdmit)
+	reuse, err := OpenAdmission(t.Context(), "reuse:least=80", policy.Options{Dir: dir, Cache: policytest.Cache(t)}, abi.RoleAdmit)
 	testenv.OK(t, err)
 	defer reuse.Close(context.Background())
 	g.Admissions[1] = reuse
 	for i, name := range []string{"lru", "prefix"} {
 		// Fuel bounds a batch, and prefix decides by batches: it is as for the native twin.
-		p, err := OpenPolicy(t.Context(), name, policy.Options{Dir: dir, Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20}}, abi.RoleEvict)
+		p, err := OpenPolicy(t.Context(), name, policy.Options{Dir: dir, Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20}}, abi.RoleEvict)
 		testenv.OK(t, err)
 		defer p.Close(context.Background())
 		g.Policies[i] = p
