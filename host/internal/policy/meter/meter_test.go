@@ -87,7 +87,7 @@ func checkProgram(t *testing.T, seed uint64, arg uint32) {
 }
 
 func TestRandomPrograms(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range uint64(150) {
 		checkProgram(t, seed, uint32(seed*2654435761))
 	}
 }
