@@ -42,6 +42,22 @@ func inTree(t *testing.T, dir string) *fixture {
 	})
 }
 
+// TestFileLongerThanAnyPiece: it is refused as it is opened, since who reads a piece makes room for all of it first.
+func TestFileLongerThanAnyPiece(t *testing.T) {
+	f := newFixture(t, 8, 1)
+	f.mustPut(0, 1)
+	must(t, os.Truncate(f.pieceFile(0, 0), 1<<40))
+	l := f.lookup(0)
+	defer l.Release()
+	if p, err := l.Open(0, 0); err == nil {
+		t.Errorf("a file of 1 TiB was opened as a piece of %d bytes, want %v", p.Size(), pieceformat.ErrDamaged)
+		p.Close()
+	} else if !errors.Is(err, pieceformat.ErrDamaged) {
+		t.Errorf("open a file of 1 TiB: %v, want %v", err, pieceformat.ErrDamaged)
+	}
+	f.mustRead(1)
+}
+
 // loads reads a key's piece as a load does; false is a miss.
 func (f *fixture) loads(n uint64) bool {
 	f.Helper()
