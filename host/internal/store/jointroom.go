@@ -155,7 +155,6 @@ func (r *joint) propose(d *entries.Eviction, pieces uint64) {
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
 				r.set.Counted(&r.set.Count.Vanished)
-				r.kept.Quarantine.Recount()
 				continue
 			case err != nil:
 				left += d.Class.FileBytes()

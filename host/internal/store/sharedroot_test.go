@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/store/fsck"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
@@ -318,6 +319,50 @@ func TestDamageInASharedRoot(t *testing.T) {
 		await(t, "the accounts are what is there", func() bool {
 			return a.store.Stats().Roots[0].Used == p.used() && b.store.Stats().Roots[0].Used == p.used()
 		})
+	})
+}
+
+// TestRepairOfASharedRoot: a repair beside hosts that share a directory leaves no bytes that none of them counts.
+func TestRepairOfASharedRoot(t *testing.T) {
+	const entries, bad = 40, 4
+	dir := t.TempDir()
+	a, b := fellow(t, dir, "a", entries, patient), fellow(t, dir, "b", entries, patient)
+	most := int64(0)
+	look := func() { most = max(most, onDisk(t, dir)) }
+	fill := func(from uint64) {
+		for n := range uint64(2 * entries) {
+			f := []*fixture{a, b}[n%2]
+			await(t, "a store", func() bool { look(); return f.put(from+n, 0) == nil })
+			look()
+		}
+	}
+	for round := range uint64(3) {
+		fill(1000 * round)
+		damaged := 0
+		for n := uint64(2 * entries); n > 0 && damaged < bad; n-- {
+			name := a.pieceFile(1000*round+n-1, 0)
+			image, err := os.ReadFile(name)
+			if err != nil {
+				continue
+			}
+			image[3*pieceformat.Page] ^= 1
+			put(t, name, image)
+			damaged++
+		}
+		report, err := fsck.Check(t.Context(), dir, fsck.Options{Repair: true})
+		must(t, err)
+		if report.Repaired != int64(damaged) || damaged == 0 {
+			t.Errorf("%d pieces of %d were repaired, want all", report.Repaired, damaged)
+		}
+		look()
+	}
+	fill(9000)
+	if capacity := a.cfg.Roots[0].Capacity; most > capacity || most < capacity*3/4 {
+		t.Errorf("%d bytes on disk at most, the capacity is %d", most, capacity)
+	}
+	await(t, "the accounts are what is there", func() bool {
+		used := onDisk(t, dir)
+		return a.store.Stats().Roots[0].Used == used && b.store.Stats().Roots[0].Used == used
 	})
 }
 

@@ -8,6 +8,7 @@
 //     another piece, and then it changes under the check. So a file counts as damaged only when it was found so twice,
 //     both times the same file, unchanged; it is compared once more before the rename. What turns out to be another file
 //     after it stays in quarantine, where its host counts it.
+//     Hosts that share a root count no quarantine, so there the file is removed.
 //     The host does not unlink what a check reads, which it locks: the bytes would be taken and in no account.
 //   - A temporary is removed only with the locks held that its owner would hold if it lived, so that no host can be
 //     writing it or start to. Where hosts share a root, and a lock may not reach across machines, it must be old, too:

@@ -15,7 +15,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// takeOut moves a bad file into quarantine, if this is a repair and it is still the file that was judged.
+// takeOut moves a bad file into quarantine, or removes it where hosts share the root, if this is a repair and it is still the file that was judged.
 func (c *check) takeOut(p *Problem, judged staging.Info) {
 	if !c.o.Repair {
 		return
@@ -53,6 +53,14 @@ func (c *check) takeOut(p *Problem, judged staging.Info) {
 	}
 	if err := c.o.FS.RenameNoReplace(name, away); err != nil {
 		p.Failed = err.Error()
+		return
+	}
+	if c.shared() { // no host of several has what is in quarantine in its account
+		if err := c.o.FS.Remove(away); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			p.Failed = err.Error()
+			return
+		}
+		p.Done = "removed"
 		return
 	}
 	if now, err := c.o.FS.Stat(away); !c.o.Alone && err == nil && !unchanged(now, judged) {
