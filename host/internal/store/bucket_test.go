@@ -23,6 +23,16 @@ import (
 
 const bucketRoot = "s3://bucket/kv"
 
+// TestMain gives the keys of a bucket to all tests: those that run in parallel cannot set them for themselves.
+func TestMain(m *testing.M) {
+	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} {
+		if err := os.Setenv(name, "key"); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
 // startServer starts a server that takes parts of two pages.
 func startServer(t testing.TB) *s3double.Server {
 	s := s3double.Start(t)
@@ -33,10 +43,6 @@ func startServer(t testing.TB) *s3double.Server {
 // openBucket is the file system of one life of a host.
 func openBucket(t testing.TB, url string) *s3fs.FS {
 	t.Helper()
-	if t, ok := t.(*testing.T); ok {
-		t.Setenv("AWS_ACCESS_KEY_ID", "key")
-		t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	}
 	fsys, err := s3fs.Open(s3fs.Config{Path: bucketRoot, Endpoint: url, PathStyle: true, Target: pieceformat.Target, Holder: "testhost",
 		Term: 10 * time.Second, Part: 2 * pieceformat.Page, Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
@@ -243,6 +249,7 @@ func TestObjectsOfOthers(t *testing.T) {
 // TestServerFails: a server that refuses takes its root out of service, or out of use for stores, until it refuses no more; no entry
 // is lost by it.
 func TestServerFails(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	s := startServer(t)
 	p := s3double.StartProxy(t, s.URL)
 	for _, c := range []struct {
@@ -280,6 +287,7 @@ func TestServerFails(t *testing.T) {
 
 // TestLapsedLock: a root whose lock cannot be renewed may not be written, and says so before a store fails.
 func TestLapsedLock(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	s := startServer(t)
 	p := s3double.StartProxy(t, s.URL)
 	f := oneBucket(t, p.URL, 8, func(c *Config) {
@@ -301,6 +309,7 @@ func TestLapsedLock(t *testing.T) {
 
 // TestOneWriter: a second host of a bucket's prefix is refused by name.
 func TestOneWriter(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	s := startServer(t)
 	f := oneBucket(t, s.URL, 8)
 	c := f.cfg

@@ -373,6 +373,7 @@ func (f *fixture) readHalf(n uint64) (head *Head, root string) {
 // TestPlainPiecesAreCompressedOnTheWay: what leaves a root in memory, or is written through it, is compressed in a root that
 // compresses, and comes nearer as it was. Each account has what the files take, and the figures what the codec gained.
 func TestPlainPiecesAreCompressedOnTheWay(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	const plainBytes, stored = 2*pieceformat.Page + 6*kv.ExtentBytes, 3*kv.ExtentBytes + 3*8
 	for _, kind := range []moves.Kind{moves.Through, moves.Demotion} {
 		t.Run(kind.String(), func(t *testing.T) {

@@ -47,6 +47,7 @@ func stallHeads(s *s3double.Server, p *s3double.Proxy, rules ...s3double.Rule) {
 // TestStartByAListing: after a kill the names and sizes that the server lists are all that lookups, stores and evictions need. What
 // heads say follows when they can be read. What lacks a piece, or is none, is judged by its head.
 func TestStartByAListing(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	s := startServer(t)
 	p := s3double.StartProxy(t, s.URL)
 	f := newFixtureIn(t, "", 8, 2, func(c *Config) { c.Now = fakeClock() }, inBucket(t, p.URL))
@@ -144,6 +145,7 @@ func TestListedOfLaterRanks(t *testing.T) {
 
 // TestListedHasNoTenantYet: what is known by its name alone counts for nobody's quota, and nobody can discard it.
 func TestListedHasNoTenantYet(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	s := startServer(t)
 	p := s3double.StartProxy(t, s.URL)
 	f := newFixtureIn(t, "", 20, 1, func(c *Config) { c.Quotas = []Quota{{Bytes: 3 * pieceBytes}} }, inBucket(t, p.URL))
@@ -179,6 +181,7 @@ func TestListedHasNoTenantYet(t *testing.T) {
 
 // TestHeadsMakeNothingNewer: a policy gets what heads say, and old entries stay older for it than what was stored since the start.
 func TestHeadsMakeNothingNewer(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	s := startServer(t)
 	p := s3double.StartProxy(t, s.URL)
 	w := &witness{}
@@ -205,6 +208,7 @@ func TestHeadsMakeNothingNewer(t *testing.T) {
 
 // TestListingIsBegunAgain: a listing that fails is begun again, and no head is read of what the first has met.
 func TestListingIsBegunAgain(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	s := startServer(t)
 	p := s3double.StartProxy(t, s.URL)
 	const n = 1100 // more than an answer tells of

@@ -290,6 +290,7 @@ func TestARenamedPiece(t *testing.T) {
 // TestPutDuringAScan: a client stores what a scan has not come to. Where its policy gives it the name that it has, or it
 // has the built-in one, the put finds it; else there are two files for a while, and one in the end.
 func TestPutDuringAScan(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	moody := fickle()
 	for name, c := range map[string]struct {
 		first, second func() *policy.Handle

@@ -20,10 +20,6 @@ import (
 // openShared is the file system of one life of a host among others of a bucket.
 func openShared(t testing.TB, url, id string) *s3fs.FS {
 	t.Helper()
-	if t, ok := t.(*testing.T); ok {
-		t.Setenv("AWS_ACCESS_KEY_ID", "key")
-		t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	}
 	fsys, err := s3fs.Open(s3fs.Config{Path: bucketRoot, Endpoint: url, PathStyle: true, Target: pieceformat.Target, Holder: id,
 		Term: 10 * time.Second, Part: 2 * pieceformat.Page, Shared: true})
 	must(t, err)
@@ -55,6 +51,7 @@ func inTheBucket(s *s3double.Server) (sum int64) {
 // TestWhoMayShareABucket: a server without conditional writes, and a host that has the bucket for itself, keep others out by name; so do
 // hosts that share it.
 func TestWhoMayShareABucket(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	s := startServer(t)
 	refused := func(c Config, want error, say string) {
 		t.Helper()
@@ -88,6 +85,7 @@ func TestWhoMayShareABucket(t *testing.T) {
 // order or without. Nothing wrong is read; what is in the bucket in the end is in the account of
 // the next evictor, and within the capacity.
 func TestSharedBucketHistories(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	faults := []s3double.Fault{s3double.Busy, s3double.TooMany, s3double.Broken, s3double.Reset, s3double.ResetLate, s3double.Half,
 		s3double.Wrong, s3double.Expired, s3double.Denied, s3double.ActDenied}
 	const entries = 40
@@ -151,6 +149,7 @@ func TestSharedBucketHistories(t *testing.T) {
 
 // TestSharedBucketIsTheLastLevel: what one host's memory has no room for is a hit at another host, and outlives both.
 func TestSharedBucketIsTheLastLevel(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	s := startServer(t)
 	open := func(id string) *fixture {
 		return newFixtureIn(t, filepath.Join(t.TempDir(), "near"), 8, 1, func(c *Config) {
@@ -205,6 +204,7 @@ func TestAFencedHostKnowsItsObjects(t *testing.T) {
 
 // TestAnAuditThatIsGivenUp: what it has found is found again in the next term of the same host.
 func TestAnAuditThatIsGivenUp(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	s := startServer(t)
 	p := s3double.StartProxy(t, s.URL)
 	a := neighbour(t, p.URL, "a", 100)

@@ -95,6 +95,7 @@ func temporaries(dir, host string) []string {
 // TestTornControlFiles: a loss of power leaves the evictor's files empty. The hosts that come after it store all the
 // same.
 func TestTornControlFiles(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	for _, kind := range []string{"grants/*", "journal/j*", "journal/d*"} {
 		t.Run(strings.Trim(kind, "/*"), func(t *testing.T) {
 			dir := t.TempDir()

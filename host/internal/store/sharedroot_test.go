@@ -245,6 +245,7 @@ func testCapacityHoldsForAll(t *testing.T, p *meeting) {
 
 // TestTheEvictorGoes: it leaves in order, or without a word, with a put half done; another host takes over.
 func TestTheEvictorGoes(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	for _, how := range []string{"in order", "without a word"} {
 		eachPlace(t, func(t *testing.T, p *meeting) {
 			a, b := p.open("a", 60), p.open("b", 60)

@@ -68,6 +68,9 @@ type event struct {
 	Elapsed                                                float64
 }
 
+// atOnce is how many tests of a package run at once of those that may: they say so because they wait more than they work.
+const atOnce = "4"
+
 // goTest runs the tests of a group's packages.
 func (s *suite) goTest(ctx context.Context, r *result, g goTest, has func(string) bool) {
 	list, err := s.packages(ctx, has)
@@ -78,7 +81,7 @@ func (s *suite) goTest(ctx context.Context, r *result, g goTest, has func(string
 		r.fail(failure{what: "the packages of " + r.name, why: err.Error(), again: "make test ONLY=" + r.name})
 		return
 	}
-	args := append(g.flags(), "-json", "-vet=off", fmt.Sprintf("-timeout=%s", s.timeout))
+	args := append(g.flags(), "-json", "-vet=off", "-parallel="+atOnce, fmt.Sprintf("-timeout=%s", s.timeout))
 	if g.run != "" {
 		args = append(args, "-run", g.run)
 	}
