@@ -112,6 +112,7 @@ power-losses $(GO) test -timeout 0 ./host/internal/testkit/storetest -run 'TestH
 fuse-histories $(GO) test -timeout 0 ./host/internal/testkit/storetest -run TestHistoriesOnFUSE -time $(TORTURE)
 fuse $(GO) test -timeout 0 ./host/command -run TestRootOnFUSE -fuse.time $(TORTURE)
 model $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel -model.time $(TORTURE)
+model-bucket $(GO) test -timeout 0 ./host/internal/store/shared/bucket -run 'TestModel$$' -model.seeds 400
 kills $(GO) test -timeout 0 -run TestKillRounds ./host/command -kill.rounds $(KILLS)
 hostile $(GO) test -timeout 0 ./host -run TestHostilePolicies -hostile.all
 image $(GO) test ./examples/deploy -run 'TestImage$$' -image

@@ -269,8 +269,8 @@ func TestModel(t *testing.T) {
 		runModel(t, *modelSeed, *modelSeed%2 == 0)
 		return
 	}
-	tally := testenv.NewTally(t, "model of a bucket")
-	seeds := uint64(12)
+	tally := testenv.NewTally(t, "model-bucket")
+	seeds := uint64(6)
 	if *modelSeeds > 0 {
 		seeds = *modelSeeds
 	}
