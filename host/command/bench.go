@@ -28,6 +28,7 @@ type benchOptions struct {
 	memory, pages  string
 	dtype          string
 	compression    []string
+	clients        []int
 	json           bool
 }
 
@@ -50,6 +51,9 @@ reads files that were not read since they were written; so do the threads. Passe
 medians over the rounds; the ratio is ours over the smaller ceiling of the same round: median (first to third
 quartile). A root in memory has only the first ceiling.
 
+With --clients 1,2,4 so many clients go through one host at once, each with a GPU of its own where pages are in a GPU's memory. They begin
+and end each pass together, the ceilings too, and rates are as many times that of the slowest.
+
 Pages have values of a normal distribution, as an engine's have, because what compression gains depends on them. With
 --compression off,huffman,auto each setting has a host of its own and the same pages, in the same rounds:
 "over off" compares it with off, and "stored" is the bytes of pages over what they take in the root.
@@ -57,6 +61,7 @@ Pages have values of a normal distribution, as an engine's have, because what co
 The roots must exist, with free memory and disk for twice the bytes of all chunks, and once more for each further setting.`,
 		Example: `  kvhost bench --root /mnt/nvme0/kv
   kvhost bench --root memory: --root /dev/shm
+  kvhost bench --root memory: --clients 1,2,4,8
   kvhost bench --root /mnt/nvme0/kv --root /dev/shm --compression off,huffman,auto --pages llama`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -77,6 +82,7 @@ The roots must exist, with free memory and disk for twice the bytes of all chunk
 	f.StringSliceVar(&o.compression, "compression", nil,
 		"settings of store.compression to compare: off, huffman, auto (default: as configured)")
 	f.StringVar(&o.dtype, "dtype", "", "values of the pages: u8, bfloat16 or fp8 (default: those of the geometry)")
+	f.IntSliceVar(&o.clients, "clients", []int{1}, "numbers of clients at once, each with a GPU of its own")
 	f.BoolVar(&o.json, "json", false, "print the rows as JSON")
 	s.addTo(cmd)
 	return cmd
@@ -128,14 +134,19 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []b
 			return nil, usageError{fmt.Errorf("root %s does not exist: create it first", r.Path)}
 		}
 	}
-	gpu, err := o.open(cfg)
+	if least := slices.Min(o.clients); least < 1 {
+		return nil, usageError{fmt.Errorf("--clients %d: want at least 1", least)}
+	}
+	gpus, err := o.open(cfg)
 	if err != nil {
 		return nil, err
 	}
 	var direct *gds.DirectRoute
-	if gpu != nil {
-		defer gpu.Close()
-		if direct, err = devices.OpenDirect(cfg, gpu, bench.MaxFile); err != nil {
+	if len(gpus) > 0 {
+		for _, gpu := range gpus {
+			defer gpu.Close()
+		}
+		if direct, err = devices.OpenDirect(cfg, gpus[0], bench.MaxFile); err != nil {
 			fmt.Fprintf(os.Stderr, "kvhost: the direct route is not measured: %v\n", err)
 		}
 		if direct != nil {
@@ -148,13 +159,15 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []b
 		}
 		shape.DType = cmp.Or(o.dtype, shape.DType)
 		for _, root := range cfg.Roots {
-			got, err := benchRoot(ctx, cfg, o, gpu, direct, root, &shape)
-			if err != nil {
-				return nil, err
-			}
-			for _, r := range got {
-				r.Pages = shape.Title + ", " + shape.DType
-				rows = append(rows, r)
+			for _, clients := range o.clients {
+				got, err := benchRoot(ctx, cfg, o, clients, gpus, direct, root, &shape)
+				if err != nil {
+					return nil, err
+				}
+				for _, r := range got {
+					r.Pages = shape.Title + ", " + shape.DType
+					rows = append(rows, r)
+				}
 			}
 		}
 	}
@@ -164,8 +177,8 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []b
 	return rows, nil
 }
 
-// open opens the GPU with the pages; nil: host memory.
-func (o *benchOptions) open(cfg *config.Config) (*gds.GPU, error) {
+// open opens the GPUs with the pages; none: host memory.
+func (o *benchOptions) open(cfg *config.Config) ([]*gds.GPU, error) {
 	switch o.memory {
 	case "host":
 		return nil, nil
@@ -179,27 +192,27 @@ func (o *benchOptions) open(cfg *config.Config) (*gds.GPU, error) {
 			cfg.Store.Compression = setting // so that the GPU has its codec
 		}
 	}
-	gpu, err := devices.OpenFirst(cfg)
-	if err != nil && o.memory == "auto" {
+	gpus, err := devices.OpenFirst(cfg, slices.Max(o.clients))
+	if err != nil && o.memory == "auto" && !errors.Is(err, devices.ErrTooFew) {
 		return nil, nil
 	}
-	return gpu, err
+	return gpus, err
 }
 
-// benchRoot measures every route to a root.
-func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gds.GPU, direct *gds.DirectRoute,
+// benchRoot measures every route to a root with a number of clients.
+func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, clients int, gpus []*gds.GPU, direct *gds.DirectRoute,
 	root config.Root, shape *bench.Shape) (rows []bench.Row, err error) {
 	e, dir := cfg.Engine, root.Path
 	base := bench.Config{
-		GPU: gpu, FS: staging.OS(), Dir: dir, Geometry: shape.Geometry, DType: shape.DType, Compression: o.compression,
+		Clients: clients, FS: staging.OS(), Dir: dir, Geometry: shape.Geometry, DType: shape.DType, Compression: o.compression,
 		Chunks: o.chunks, Rounds: o.rounds, Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), Copiers: runtime.GOMAXPROCS(0),
 		Root: root,
 	}
 	base.Root.Shared, base.Root.Route = false, config.RouteStaged
-	base.Root.Capacity = 2*bench.MemoryBytes(o.chunks, &shape.Geometry) + 1<<30 // also for probes, and for what is removed late
+	base.Root.Capacity = int64(clients)*2*bench.MemoryBytes(o.chunks, &shape.Geometry) + 1<<30 // also for probes, and for what is removed late
 	memory := "host memory"
-	if gpu != nil {
-		base.Copiers, memory = e.ThreadsPerGPU, gpu.Name
+	if len(gpus) > 0 {
+		base.Copiers, memory, base.GPUs = e.ThreadsPerGPU, gpus[0].Name, gpus[:clients]
 	}
 	cached := base
 	cached.FS = staging.Buffered(base.FS)
@@ -213,7 +226,7 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 	} else if cfg.Engine.DirectIO && bench.TakesDirectIO(dir) {
 		cases = slices.Insert(cases, 0, cases[0])
 		cases[0].files, cases[0].c = "direct I/O", base
-		if direct != nil {
+		if direct != nil && clients == 1 {
 			cases = append(cases, cases[0])
 			cases[2].c.Direct, cases[2].c.Root.Route = direct, config.RouteDirect
 		}

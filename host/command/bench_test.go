@@ -63,6 +63,42 @@ func TestBenchThroughClient(t *testing.T) {
 	}
 }
 
+// Several clients go through one host at once, in host memory and with a GPU each: a row says how many, and what they stored together takes
+// as much in the root as each one's chunks. A machine with fewer GPUs is not measured in host memory instead.
+func TestBenchClients(t *testing.T) {
+	dir, double := shortDir(t), gdstest.Build(t)
+	run := func(memory, clients, gpus string) result {
+		cmd := command(t, dir, "bench", "--root", dir, "--root", "memory:", "--memory", memory, "--clients", clients, "--chunks", "1",
+			"--rounds", "1", "--pages", "fp8", "--json", "--engine-direct-io=false", "--gds-max-device-memory", "0",
+			"--engine-threads-per-gpu", "2")
+		if cmd.Env = append(cmd.Env, "TMPDIR="+dir); gpus != "" {
+			cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(double.Path), "KVHOST_DOUBLE=cuDeviceGetCount:answer="+gpus)
+		}
+		return finish(t, cmd)
+	}
+	for _, gpus := range []string{"", "2"} {
+		r := run(map[string]string{"": "host", "2": "gpu"}[gpus], "1,2", gpus)
+		var rows []struct {
+			Clients            int
+			Ours, Copy, Stored float64
+		}
+		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 16 {
+			t.Fatalf("%q: exit code %d, %v, want 16 rows\n%s%s", gpus, r.code, err, r.stdout, r.stderr)
+		}
+		for i, row := range rows {
+			if want := 1 + i/4%2; row.Clients != want || row.Ours <= 0 || row.Copy <= 0 || row.Stored < 0.9 || row.Stored > 1 {
+				t.Errorf("%q: row %d: want %d clients: %+v", gpus, i, want, row)
+			}
+		}
+	}
+	if r := run("auto", "3", "2"); r.code == 0 || !strings.Contains(r.stderr, "too few GPUs: 2 of 3") {
+		t.Errorf("3 clients of 2 GPUs: exit code %d, want too few GPUs\n%s", r.code, r.stderr)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
 // With --compression each setting has a host of its own, and what is compressed takes less room in the root.
 func TestBenchCompression(t *testing.T) {
 	dir := shortDir(t)

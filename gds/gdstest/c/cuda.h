@@ -8,8 +8,16 @@ EXPORT int cuInit(unsigned flags) {
   return flags ? INVALID_VALUE : 0;
 }
 EXPORT int cuDriverGetVersion(int* v) { FAULT("cuDriverGetVersion"); *v = 13000; return 0; }
-#define DEVICE(d) do { if ((d) != 0) return 101; } while (0)
-EXPORT int cuDeviceGetCount(int* n) { FAULT("cuDeviceGetCount"); if (!initialised) return NOT_INITIALIZED; *n = 1; return 0; }
+static int devices = 1;
+#define DEVICE(d) do { if ((d) < 0 || (d) >= devices) return 101; } while (0)
+EXPORT int cuDeviceGetCount(int* n) {
+  rule r = fault("cuDeviceGetCount");
+  if (r.code) return (int)r.code;
+  if (!initialised) return NOT_INITIALIZED;
+  if (r.answer) devices = (int)r.answer;
+  *n = devices;
+  return 0;
+}
 EXPORT int cuDeviceGet(int* d, int ordinal) { FAULT("cuDeviceGet"); DEVICE(ordinal); *d = ordinal; return 0; }
 EXPORT int cuDeviceGetName(char* s, int n, int d) { FAULT("cuDeviceGetName"); DEVICE(d); snprintf(s, n, "Double of a GPU"); return 0; }
 EXPORT int cuDeviceGetUuid_v2(unsigned char* u, int d) { FAULT("cuDeviceGetUuid_v2"); DEVICE(d); for (int i = 0; i < 16; i++) u[i] = i * 17 + d; return 0; }

@@ -9,7 +9,7 @@
 // of those that were read, that cuMemcpyAsync copied, or that the kernels pack and join wrote of their first extent. hang waits until the rules change. kvdouble_calls counts a function's calls. No figure is to be
 // had from this.
 //
-// answer is the GPU that cuPointerGetAttribute names.
+// answer is the GPU that cuPointerGetAttribute names, and how many cuDeviceGetCount counts.
 //
 // It is one translation unit: the parts below, in this order.
 #define _GNU_SOURCE

@@ -7,7 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/client"
@@ -19,7 +22,8 @@ import (
 )
 
 type Config struct {
-	GPU      *gds.GPU   // the GPU with the memory; nil: host memory
+	Clients  int        // at once, through one host, each with memory of its own
+	GPUs     []*gds.GPU // with the memory of each client; none: host memory
 	FS       staging.FS // the files' of the plain threads; unused with InMemory
 	Dir      string     // an existing directory; what is made in it is removed; unused with InMemory
 	InMemory bool       // the root is page-locked memory: the copy alone is the only ceiling
@@ -30,17 +34,20 @@ type Config struct {
 	Compression []string
 	Chunks      int
 	Rounds      int // counted
-	Threads     int // that read and write plain files
+	Threads     int // of a client, that read and write plain files
 	SlotBytes   int
-	Copiers     int              // goroutines of the copy alone
+	Copiers     int              // goroutines of a client's copy alone
 	Direct      *gds.DirectRoute // by which the plain threads move files; nil: they use the system's calls
 	Host        *config.Config   // of which the socket, the log and the roots are replaced
 	Root        config.Root      // the host's only one; its path is below Dir, unless InMemory
 }
 
-// bench is a case under way.
+// bench is a client of a case under way.
 type bench struct {
 	Config
+	client   int
+	gpu      *gds.GPU
+	all      *meeting
 	hosts    *hosts
 	pages    pages
 	image    [][]byte
@@ -49,7 +56,6 @@ type bench struct {
 	stored   []client.StoreChunk // of the last round
 	slots    *staging.Slots      // of the ceilings
 	blocks   *drive.Blocks
-	made     bool // Dir is one of its own
 }
 
 // figures of one pass with one setting, by round.
@@ -75,61 +81,119 @@ type results struct {
 }
 
 // Run measures stores, first and later loads, and layer-wise loads, and fills a row for each but for its names.
-func Run(ctx context.Context, c Config) (_ []Row, err error) {
-	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 {
-		return nil, fmt.Errorf("%w: %d chunks, %d rounds, %d copiers", ErrConfig, c.Chunks, c.Rounds, c.Copiers)
+func Run(ctx context.Context, c Config) (rows []Row, err error) {
+	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 || c.Clients < 1 {
+		return nil, fmt.Errorf("%w: %d chunks, %d rounds, %d copiers, %d clients", ErrConfig, c.Chunks, c.Rounds, c.Copiers, c.Clients)
 	}
-	b := &bench{Config: c, hosts: &hosts{host: c.Host, root: c.Root}}
-	defer func() { err = errors.Join(err, b.end()) }()
-	if err := b.begin(ctx); err != nil {
+	if len(c.Compression) == 0 {
+		c.Compression = []string{config.CompressionOff}
+	}
+	if c.Direct != nil { // cuFile keeps files open, and their blocks are not free before it closes them
+		c.FS = staging.OnRemove(c.FS, c.Direct.Handles.Forget)
+	}
+	if !c.InMemory {
+		c.Dir = filepath.Join(c.Dir, fmt.Sprintf(".kvhost-bench-%d-%d", os.Getpid(), time.Now().UnixNano()))
+		if err := c.FS.Mkdir(c.Dir, 0o700); err != nil {
+			return nil, fmt.Errorf("bench: %w", err)
+		}
+		defer func() { err = errors.Join(err, remove(c.FS, c.Dir)) }()
+	}
+	h := &hosts{host: c.Host, root: c.Root, dir: c.Dir}
+	defer func() { err = errors.Join(err, h.close()) }()
+	of := make([]results, c.Clients)
+	all := newMeeting(c.Clients)
+	work, run := errgroup.WithContext(ctx)
+	for i := range of {
+		b := &bench{Config: c, client: i, all: all, hosts: h}
+		if len(c.GPUs) > 0 {
+			b.gpu = c.GPUs[i]
+		}
+		b.Dir = filepath.Join(c.Dir, strconv.Itoa(i))
+		work.Go(func() error { return b.run(run, &of[i]) })
+	}
+	if err := work.Wait(); err != nil {
 		return nil, err
 	}
-	var r results
-	r.ours = slices.Grow(r.ours, len(b.sessions))[:len(b.sessions)]
-	for round := range c.Rounds + 1 {
-		if err := b.round(ctx, round, &r); err != nil {
-			return nil, err
-		}
-	}
-	var rows []Row
-	for i, s := range b.sessions {
-		route, err := s.host.routeTaken(ctx)
+	r := together(of)
+	for i, setting := range c.Compression {
+		host, err := h.of(ctx, setting)
 		if err != nil {
 			return nil, err
 		}
-		for _, row := range r.rows(i, slices.Index(b.Compression, config.CompressionOff), b.Direct == nil) {
-			row.Route, row.Compression = route, b.Compression[i]
+		route, err := host.routeTaken(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, row := range r.rows(i, slices.Index(c.Compression, config.CompressionOff), c.Direct == nil) {
+			row.Clients, row.Route, row.Compression = c.Clients, route, setting
 			rows = append(rows, row)
 		}
 	}
 	return rows, nil
 }
 
-// begin makes the directory and the pages, and opens the sessions. end must follow, also after an error.
-func (b *bench) begin(ctx context.Context) error {
-	if len(b.Compression) == 0 {
-		b.Compression = []string{config.CompressionOff}
+// run makes all rounds of a client.
+func (b *bench) run(ctx context.Context, r *results) (err error) {
+	defer func() { err = errors.Join(err, b.close()) }()
+	if err := b.open(ctx); err != nil {
+		return err
 	}
-	if b.Direct != nil { // cuFile keeps files open, and their blocks are not free before it closes them
-		b.FS = staging.OnRemove(b.FS, b.Direct.Handles.Forget)
-	}
-	if !b.InMemory {
-		dir := filepath.Join(b.Dir, fmt.Sprintf(".kvhost-bench-%d-%d", os.Getpid(), time.Now().UnixNano()))
-		if err := b.FS.Mkdir(dir, 0o700); err != nil {
-			return fmt.Errorf("bench: %w", err)
+	r.ours = make([][len(passNames)]figures, len(b.sessions))
+	for round := range b.Rounds + 1 {
+		if err := b.round(ctx, round, r); err != nil {
+			return err
 		}
-		b.Dir, b.made = dir, true
 	}
-	return b.open(ctx)
+	return nil
 }
 
-// end closes and removes what begin made.
-func (b *bench) end() error {
-	err := b.close()
-	if b.made {
-		err = errors.Join(err, b.remove(b.Dir))
+// together are the results of clients that ran at once: as many times the rate of the slowest in each round.
+func together(of []results) results {
+	r := of[0]
+	for i := range r.ours {
+		for pass := range r.ours[i] {
+			sum := &r.ours[i][pass]
+			for n, c := range of[1:] {
+				f := &c.ours[i][pass]
+				slowest(sum.ours, f.ours)
+				mean(sum.cpu, f.cpu, n+1)
+				sum.first, sum.firstMS, sum.wholeMS = append(sum.first, f.first...), append(sum.firstMS, f.firstMS...), append(sum.wholeMS, f.wholeMS...)
+			}
+			scale(sum.ours, float64(len(of)))
+			scale(sum.cpu, 1/float64(len(of)))
+		}
 	}
-	return err
+	for pass := range r.ceilings {
+		sum := &r.ceilings[pass]
+		for n, c := range of[1:] {
+			slowest(sum.copy, c.ceilings[pass].copy)
+			slowest(sum.plain, c.ceilings[pass].plain)
+			mean(sum.plainCPU, c.ceilings[pass].plainCPU, n+1)
+		}
+		scale(sum.copy, float64(len(of)))
+		scale(sum.plain, float64(len(of)))
+		scale(sum.plainCPU, 1/float64(len(of)))
+	}
+	return r
+}
+
+func slowest(a, b []float64) {
+	for i := range a {
+		a[i] = min(a[i], b[i])
+	}
+}
+
+// mean takes one more client's figures into the mean of n.
+func mean(a, b []float64, n int) {
+	for i := range a {
+		a[i] += (b[i] - a[i]) / float64(n+1)
+	}
+}
+
+func scale(a []float64, by float64) {
+	for i := range a {
+		a[i] *= by
+	}
 }
 
 // rows are those of a setting. plain is which setting is off, -1 if none is.
@@ -180,14 +244,14 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return err
 	}
 	blocks := b.Chunks * int(b.Geometry.Blocks)
-	b.blocks = drive.NewBlocks(b.Geometry, blocks, 1)
+	b.blocks = drive.NewBlocks(b.Geometry, blocks, uint64(1+b.client))
 	var device string
-	if b.GPU != nil {
-		device = b.GPU.UUID.String()
-		if err = b.slots.Register(b.GPU.Pinner()); err != nil {
+	if b.gpu != nil {
+		device = b.gpu.UUID.String()
+		if err = b.slots.Register(b.gpu.Pinner()); err != nil {
 			return err
 		}
-		b.pages, err = newDevicePages(b.GPU, b.Geometry, blocks)
+		b.pages, err = newDevicePages(b.gpu, b.Geometry, blocks)
 	} else {
 		var m *drive.Memory
 		if m, err = drive.NewMemory(b.Geometry, blocks); err == nil {
@@ -203,8 +267,8 @@ func (b *bench) open(ctx context.Context) (err error) {
 	}
 	b.image, b.got = image(b.Geometry, blocks, content), image(b.Geometry, blocks, nil)
 	for _, setting := range b.Compression {
-		s, err := b.hosts.open(ctx, setting, filepath.Join(b.Dir, setting), client.Hello{
-			Engine: "bench", Role: "worker", Namespace: b.namespace(), DeviceUUID: device,
+		s, err := b.hosts.open(ctx, setting, client.Hello{
+			Engine: b.name(), Role: "worker", Namespace: b.namespace(), DeviceUUID: device,
 		})
 		if err != nil {
 			return err
@@ -217,9 +281,12 @@ func (b *bench) open(ctx context.Context) (err error) {
 	return nil
 }
 
+// name is the client's, as an engine and as a model: what it stores is no other client's.
+func (b *bench) name() string { return fmt.Sprintf("bench-%d", b.client) }
+
 // namespace is that of the chunks.
 func (b *bench) namespace() kv.Namespace {
-	return kv.Namespace{Model: "bench", DType: b.DType, KeyBytes: 32, TokensPerBlock: 16,
+	return kv.Namespace{Model: b.name(), DType: b.DType, KeyBytes: 32, TokensPerBlock: 16,
 		Groups: []kv.Group{{Geometry: b.Geometry}}}
 }
 

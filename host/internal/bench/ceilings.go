@@ -119,19 +119,19 @@ func (b *bench) bare(f staging.File, size int64, move func(s *gds.DirectSlot, fd
 }
 
 // remove removes a directory, by the file system that tells of removed files.
-func (b *bench) remove(dir string) error {
-	list, err := b.FS.ReadDir(dir)
+func remove(f staging.FS, dir string) error {
+	list, err := f.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	for _, e := range list {
 		if name := filepath.Join(dir, e.Name()); e.IsDir() {
-			err = errors.Join(err, b.remove(name))
+			err = errors.Join(err, remove(f, name))
 		} else {
-			err = errors.Join(err, b.FS.Remove(name))
+			err = errors.Join(err, f.Remove(name))
 		}
 	}
-	return errors.Join(err, b.FS.Remove(dir))
+	return errors.Join(err, f.Remove(dir))
 }
 
 // TakesDirectIO says whether the file system of a directory supports O_DIRECT.

@@ -15,4 +15,7 @@
 // A client stores and loads through hosts in processes of their own, as an engine does: a job for each prompt, and a lookup before
 // each load. Settings of compression are compared: each has a host of its own and the same pages, in the same rounds.
 // The pages have values of a normal distribution, since what compression gains depends on them.
+//
+// Several clients, each with a GPU of its own, go through one host at once and begin and end every pass together, the ceilings too. Rates of
+// all are as many times that of the slowest.
 package bench

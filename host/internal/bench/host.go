@@ -232,25 +232,56 @@ func (h *hostProcess) processor() time.Duration {
 type hosts struct {
 	host *config.Config
 	root config.Root
+	dir  string // of the roots that are directories
+
+	mu      sync.Mutex
+	running map[string]*hostProcess // by setting
 }
 
-// open connects to a new host with a setting. Its root is dir, unless it is in memory.
-func (t *hosts) open(ctx context.Context, compression, dir string, hello client.Hello) (*session, error) {
+// of is the host with a setting, started if none runs.
+func (t *hosts) of(ctx context.Context, compression string) (*hostProcess, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.running[compression]; h != nil {
+		return h, nil
+	}
 	cfg, root := t.host.Clone(), t.root
 	if root.Kind().HasDirectory() {
-		root.Path = dir
+		root.Path = filepath.Join(t.dir, compression)
 	}
 	cfg.Store.Compression, cfg.Compressions, cfg.Roots = compression, nil, []config.Root{root}
 	h, err := startHost(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
+	if t.running == nil {
+		t.running = map[string]*hostProcess{}
+	}
+	t.running[compression] = h
+	return h, nil
+}
+
+// open connects to the host with a setting.
+func (t *hosts) open(ctx context.Context, compression string, hello client.Hello) (*session, error) {
+	h, err := t.of(ctx, compression)
+	if err != nil {
+		return nil, err
+	}
 	hello.Socket = h.socket
 	c, err := client.Dial(ctx, hello)
 	if err != nil {
-		return nil, errors.Join(err, h.close())
+		return nil, err
 	}
 	return &session{host: h, rank: drive.Rank{Session: c}}, nil
+}
+
+// close ends all of them.
+func (t *hosts) close() error {
+	var errs []error
+	for _, h := range t.running {
+		errs = append(errs, h.close())
+	}
+	return errors.Join(errs...)
 }
 
 // close ends the host and removes its directory.

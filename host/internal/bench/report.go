@@ -25,7 +25,8 @@ func (s Spread) String() string { return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Mi
 type Row struct {
 	Pages       string  `json:"pages"`
 	Memory      string  `json:"memory"`
-	Files       string  `json:"files"` // where they are
+	Clients     int     `json:"clients"` // at once
+	Files       string  `json:"files"`   // where they are
 	Route       string  `json:"route"`
 	Compression string  `json:"compression"`
 	Pass        string  `json:"pass"`
@@ -45,8 +46,8 @@ type Row struct {
 // Write prints rows as a table in Markdown.
 func Write(w io.Writer, rows []Row) error {
 	if _, err := fmt.Fprint(w,
-		"| pages | memory | files in | route | compression | pass | copy alone | plain threads | ours | ratio | over off | stored | CPU s/GB |\n",
-		"|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"); err != nil {
+		"| pages | memory | clients | files in | route | compression | pass | copy alone | plain threads | ours | ratio | over off | stored | CPU s/GB |\n",
+		"|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"); err != nil {
 		return err
 	}
 	for _, r := range rows {
@@ -57,8 +58,8 @@ func Write(w io.Writer, rows []Row) error {
 		if r.Plain > 0 {
 			plain, cpu = fmt.Sprintf("%.1f", r.Plain), fmt.Sprintf("%s / %.3f", cpu, r.PlainCPU)
 		}
-		if _, err := fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %s | %.1f | %s | %.1f | %s | %s | %.3f | %s |\n", r.Pages,
-			r.Memory, r.Files, r.Route, r.Compression, r.Pass, r.Copy, plain, r.Ours, r.Ratio, gain, r.Stored, cpu); err != nil {
+		if _, err := fmt.Fprintf(w, "| %s | %s | %d | %s | %s | %s | %s | %.1f | %s | %.1f | %s | %s | %.3f | %s |\n", r.Pages,
+			r.Memory, r.Clients, r.Files, r.Route, r.Compression, r.Pass, r.Copy, plain, r.Ours, r.Ratio, gain, r.Stored, cpu); err != nil {
 			return err
 		}
 	}
@@ -67,8 +68,8 @@ func Write(w io.Writer, rows []Row) error {
 			continue
 		}
 		if _, err := fmt.Fprintf(w,
-			"\n%s, %s, %s, %s: the first layer of all chunks after %.1f ms of %.1f ms, %.4f (%.4f to %.4f) of the whole\n",
-			r.Pages, r.Memory, r.Files, r.Compression, r.FirstMS, r.WholeMS, r.First.Mid, r.First.Low, r.First.High); err != nil {
+			"\n%s, %s, %d clients, %s, %s: the first layer of all chunks after %.1f ms of %.1f ms, %.4f (%.4f to %.4f) of the whole\n",
+			r.Pages, r.Memory, r.Clients, r.Files, r.Compression, r.FirstMS, r.WholeMS, r.First.Mid, r.First.Low, r.First.High); err != nil {
 			return err
 		}
 	}

@@ -29,6 +29,9 @@ func (b *bench) round(ctx context.Context, round int, r *results) error {
 	if err := b.forget(ctx); err != nil {
 		return err
 	}
+	if err := b.all.meet(ctx); err != nil { // what is taken of the root counts from here
+		return err
+	}
 	b.stored = b.chunks(round)
 	read, write := func() error { return b.readFiles(ctx, round) }, func() error { return b.writeFiles(ctx, round) }
 	groups := [len(passNames)][]pass{
@@ -81,7 +84,7 @@ func (b *bench) storePass(ctx context.Context, s *session, f *figures, round int
 		check: func() error {
 			after, err := s.host.used(ctx)
 			if round > 0 {
-				f.stored = append(f.stored, float64(b.pageBytes())/float64(after-before))
+				f.stored = append(f.stored, float64(int64(b.Clients)*b.pageBytes())/float64(after-before))
 			}
 			return err
 		},
@@ -114,13 +117,13 @@ func (b *bench) loadPass(ctx context.Context, s *session, byLayer bool, f *figur
 
 // time runs a pass, and keeps its figures unless the round does not count.
 func (b *bench) time(ctx context.Context, p *pass, round int) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	if p.ready != nil {
 		if err := p.ready(); err != nil {
 			return err
 		}
+	}
+	if err := b.all.meet(ctx); err != nil {
+		return err
 	}
 	before, start := b.processor(), time.Now()
 	took, err := p.run()
@@ -129,6 +132,9 @@ func (b *bench) time(ctx context.Context, p *pass, round int) error {
 	}
 	used := b.processor() - before
 	if err != nil {
+		return err
+	}
+	if err := b.all.meet(ctx); err != nil {
 		return err
 	}
 	if round > 0 {
@@ -182,7 +188,7 @@ func (b *bench) forget(ctx context.Context) error {
 		err = errors.Join(err, s.forget(ctx, b.stored))
 	}
 	if !b.InMemory {
-		err = errors.Join(err, b.remove(filepath.Join(b.Dir, "plain")))
+		err = errors.Join(err, remove(b.FS, filepath.Join(b.Dir, "plain")))
 	}
 	return err
 }

@@ -13,7 +13,7 @@ import (
 // promptChunks is how many chunks of a prompt are stored and loaded by one job: a prompt of 16,384 tokens.
 const promptChunks = 64
 
-// session stores and loads through a session with a host of its own, a job for each prompt, all prompts at once.
+// session stores and loads through a session with a setting's host, a job for each prompt, all prompts at once.
 type session struct {
 	host    *hostProcess
 	rank    drive.Rank
@@ -68,4 +68,4 @@ func (s *session) forget(ctx context.Context, chunks []client.StoreChunk) error 
 	return err
 }
 
-func (s *session) close() error { return errors.Join(s.rank.Close(), s.host.close()) }
+func (s *session) close() error { return s.rank.Close() }

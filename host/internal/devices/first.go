@@ -9,8 +9,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 )
 
-// OpenFirst opens the first GPU alone, as a configuration uses it.
-func OpenFirst(c *config.Config) (*gds.GPU, error) {
+// OpenFirst opens the first n GPUs alone, as a configuration uses them.
+func OpenFirst(c *config.Config, n int) (opened []*gds.GPU, err error) {
 	if c.GDS.CUDA == config.CUDAOff {
 		return nil, fmt.Errorf("%w: gds.cuda is off", gds.ErrNoDriver)
 	}
@@ -25,7 +25,20 @@ func OpenFirst(c *config.Config) (*gds.GPU, error) {
 	if len(list) == 0 {
 		return nil, fmt.Errorf("%w: the machine has none", gds.ErrNoGPU)
 	}
-	return driver.OpenGPU(list[0].UUID, GPUConfig(c))
+	if len(list) < n {
+		return nil, fmt.Errorf("%w: %d of %d", ErrTooFew, len(list), n)
+	}
+	for _, d := range list[:n] {
+		gpu, err := driver.OpenGPU(d.UUID, GPUConfig(c))
+		if err != nil {
+			for _, g := range opened {
+				g.Close()
+			}
+			return nil, err
+		}
+		opened = append(opened, gpu)
+	}
+	return opened, nil
 }
 
 // OpenDirect loads cuFile for a GPU alone. Each thread has a slot of device memory for files of so many bytes, so that none
