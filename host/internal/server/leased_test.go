@@ -71,6 +71,63 @@ func TestLeasesLeaveRoom(t *testing.T) {
 	until(t, "all is given back", func() bool { return figuresOf(r.server, "leased bytes").Held == 0 })
 }
 
+// A tenant that leases all of a root, and all again before it gives anything back, leaves another's chunks two fifths of the root.
+func TestTenantBesideLeases(t *testing.T) {
+	const chunks, every = 80, 8
+	r := newRig(t, func(c *Config, s *store.Config) {
+		s.Roots[0].Capacity = chunks*pieceBytes + pieceBytes/2
+		c.Capacity, c.Limits.Sessions = s.Roots[0].Capacity, 8
+	})
+	greedy := r.dial(func(h *client.Hello) { h.Engine, h.Tenant = "greedy", 1 })
+	store := func(p *peer, n int) bool {
+		p.fill(n, 0)
+		res, err := p.store([]client.StoreChunk{chunkOf(n, 0)})
+		testenv.OK(t, err)
+		return res.Chunks[0].Result == client.Stored
+	}
+	for n := range chunks {
+		if !store(greedy, n) {
+			t.Fatalf("chunk %d is not stored in an empty root", n)
+		}
+	}
+	other := r.dial(func(h *client.Hello) { h.Engine, h.Tenant = "other", 2 })
+	one := func(p *peer, n int) (*client.Lookup, int) {
+		l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: keys(n + 1)[n:]})
+		testenv.OK(t, err)
+		return l, l.Hits()
+	}
+	all := func() (held []*client.Lookup) {
+		for n := range chunks {
+			if l, hits := one(greedy, n); hits > 0 {
+				held = append(held, l)
+			}
+		}
+		return held
+	}
+	held, stored := all(), 0
+	for n := chunks; n < 3*chunks; n++ {
+		if store(other, n) {
+			stored++
+		}
+		if n%every == 0 {
+			again := all()
+			for _, l := range held {
+				testenv.OK(t, l.Release(t.Context()))
+			}
+			held = again
+		}
+	}
+	hits := 0
+	for n := chunks; n < 3*chunks; n++ {
+		l, found := one(other, n)
+		hits += found
+		testenv.OK(t, l.Release(t.Context()))
+	}
+	if hits < chunks*2/5 || stored < chunks {
+		t.Errorf("the other tenant has stored %d of %d and has %d hits beside one with %d leases, want %d and %d", stored, 2*chunks, hits, len(held), chunks, chunks*2/5)
+	}
+}
+
 // An engine that is alone and pins all that it has stored keeps half of the root for what it stores next. Pins are no hits.
 func TestPinsLeaveRoom(t *testing.T) {
 	const chunks = 16
