@@ -117,7 +117,7 @@ kills $(GO) test -timeout 0 -run TestKillRounds ./host/command -kill.rounds $(KI
 hostile $(GO) test -timeout 0 ./host -run TestHostilePolicies -hostile.all
 image $(GO) test ./examples/deploy -run 'TestImage$$' -image
 clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/internal/server -run TestHostileClients -hostile.time $(TORTURE)
-liars $(GO) test -timeout 0 ./host/internal/peers -run 'TestLiars$$' -liars.time $(TORTURE)
+liars $(GO) test -timeout 0 ./host/internal/peers -run 'TestLiars$$|TestBesideAnAttacker' -liars.time $(TORTURE)
 lying-store $(GO) test -timeout 0 ./host/internal/store -run 'TestLyingStore$$' -liars.time $(TORTURE)
 hosts $(GO) test -timeout 0 ./host/command -run 'TestHosts$$' -hosts.apart -hosts.number 8 -hosts.requests 4000
 hosts-faults $(GO) test -timeout 0 ./host/command -run TestHostsFaults -hosts.apart -hosts.number 8 -hosts.requests 4000 -hosts.phase 1m

@@ -285,6 +285,30 @@ func TestPeerThatCameFirst(t *testing.T) {
 	}
 }
 
+// TestQuestionsOfOne: of a caller's questions so many are looked up at a time, whatever it asks at once.
+func TestQuestionsOfOne(t *testing.T) {
+	l := newLender(t)
+	l.asks.most = 1
+	l.disk.Set(faultfs.Rule{Op: staging.OpOpen, Path: "**", Fault: faultfs.Fault{Hang: true}})
+	var calls sync.WaitGroup
+	ask := func(ctx context.Context) { calls.Go(func() { _, _ = l.Lease(ctx, l.ask) }) }
+	ask(calledBy(t, 1))
+	testenv.OK(t, l.disk.AwaitHanging(t.Context(), 1))
+	var waits atomic.Bool
+	ask(noticed{calledBy(t, 1), func() { waits.Store(true) }})
+	testenv.Until(t, "a second question", func() bool { return waits.Load() || l.disk.Hanging() > 1 })
+	if n := l.disk.Hanging(); n != 1 {
+		t.Errorf("%d questions of one caller are looked up, want 1 until that is over", n)
+	}
+	ask(calledBy(t, 2))
+	testenv.OK(t, l.disk.AwaitHanging(t.Context(), 2))
+	l.disk.Release()
+	calls.Wait()
+	if len(l.asks.of) != 0 {
+		t.Errorf("%d callers ask when all calls are over, want none", len(l.asks.of))
+	}
+}
+
 // TestRenew: a lease that is renewed lasts longer, and one that is over does not begin again.
 func TestRenew(t *testing.T) {
 	l := newLender(t)
@@ -466,8 +490,8 @@ func TestTurns(t *testing.T) {
 		if one, many := sent[0].Load(), sent[1].Load(); one < rounds*9/10 || many > rounds*11/10 {
 			t.Errorf("one call has sent %d parts of %d beside one caller's many that have sent %d, want half", one, 2*rounds, many)
 		}
-		if len(p.turns) != 0 {
-			t.Errorf("%d turns are kept after all calls, want none", len(p.turns))
+		if len(p.turns.of) != 0 {
+			t.Errorf("%d turns are kept after all calls, want none", len(p.turns.of))
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,6 +48,7 @@ type lending struct {
 	owner *Peers
 	grpc  *grpc.Server
 	pace  pace
+	asks  turns       // of calls for leases: one caller's have half of the processors
 	free  chan []byte // buffers of a part and a page
 	shelf *shelf      // nil without NIXL
 
@@ -71,7 +73,7 @@ type lent struct {
 
 func newLending(p *Peers) *lending {
 	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers),
-		pace: pace{rate: float64(p.cfg.Bandwidth)}}
+		pace: pace{rate: float64(p.cfg.Bandwidth)}, asks: turns{most: runtime.GOMAXPROCS(0) / 2}}
 	for range buffers {
 		l.free <- nil // mapped when it is used
 	}
@@ -247,6 +249,11 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		return nil, status.Error(codes.InvalidArgument, "keys, namespace or ranks")
 	}
 	who := s.owner.callerOf(ctx)
+	leave, err := s.asks.enter(ctx, who)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	if s.pace.behind() > longestWait/2 || !s.takeLease(who, len(keys)) {
 		s.count.refused.Add(1)
 		return nil, status.Error(codes.ResourceExhausted, "it lends or sends as much as it may")
@@ -264,6 +271,9 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 	}
 	r := &proto.LeaseResponse{Busy: found.Short()}
 	for i := 0; i < len(keys) && ctx.Err() == nil; i++ {
+		if !found.Has(i) {
+			continue
+		}
 		e := &proto.LentEntry{Index: uint32(i)}
 		for rank := range entries.Ranks(q.GetRanks()) {
 			if n, err := found.Size(i, rank); err == nil {
@@ -480,43 +490,52 @@ func (l *lending) given(buf []byte, failed error) []byte {
 type pace struct {
 	rate float64 // bytes a second
 
-	mu    sync.Mutex
-	free  time.Time // when all that was asked for has been sent
-	turns map[caller]*turn
+	mu   sync.Mutex
+	free time.Time // when all that was asked for has been sent
+
+	turns turns
 }
 
-// turn is a caller's place among those that wait: of its calls one has it at a time.
+// turns let so many calls of each caller go on at a time. The zero value lets one.
+type turns struct {
+	most int
+
+	mu sync.Mutex
+	of map[caller]*turn
+}
+
+// turn is a caller's calls, and those that go on.
 type turn struct {
 	calls int
 	taken chan struct{}
 }
 
-// enter waits until none of a caller's other calls waits with those of others, and until leave is called none does.
-func (p *pace) enter(ctx context.Context, who caller) (leave func(), err error) {
-	p.mu.Lock()
-	if p.turns == nil {
-		p.turns = map[caller]*turn{}
+// enter waits until few enough of a caller's other calls go on. This one does until leave is called.
+func (t *turns) enter(ctx context.Context, who caller) (leave func(), err error) {
+	t.mu.Lock()
+	if t.of == nil {
+		t.of = map[caller]*turn{}
 	}
-	t := p.turns[who]
-	if t == nil {
-		t = &turn{taken: make(chan struct{}, 1)}
-		p.turns[who] = t
+	x := t.of[who]
+	if x == nil {
+		x = &turn{taken: make(chan struct{}, max(1, t.most))}
+		t.of[who] = x
 	}
-	t.calls++
-	p.mu.Unlock()
+	x.calls++
+	t.mu.Unlock()
 	over := func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if t.calls--; t.calls == 0 {
-			delete(p.turns, who)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if x.calls--; x.calls == 0 {
+			delete(t.of, who)
 		}
 	}
 	select {
-	case t.taken <- struct{}{}:
-		return func() { <-t.taken; over() }, nil
+	case x.taken <- struct{}{}:
+		return func() { <-x.taken; over() }, nil
 	case <-ctx.Done():
 		over()
-		return nil, ctx.Err()
+		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 }
 
@@ -527,7 +546,7 @@ func (p *pace) waitOf(ctx context.Context, who caller, bytes int64) error {
 	}
 	soon, stop := context.WithTimeout(ctx, longestWait)
 	defer stop()
-	leave, err := p.enter(soon, who)
+	leave, err := p.turns.enter(soon, who)
 	if err != nil {
 		return status.Error(codes.ResourceExhausted, "its calls take as much as they may")
 	}
