@@ -16,11 +16,14 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	protobuf "google.golang.org/protobuf/proto"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // mute is a caller that sends and reads nothing.
@@ -136,6 +139,25 @@ func TestCallersThatDoNotRead(t *testing.T) {
 			}
 			t.Logf("held %d KiB of %d, heap %d KiB more", f.Held>>10, f.Limit>>10, (heap()-before)>>10)
 		})
+	}
+}
+
+// TestMessagesTakeTheirSize: what comes is read from memory of its size.
+func TestMessagesTakeTheirSize(t *testing.T) {
+	const keys = 1100
+	sent, err := protobuf.Marshal(&proto.LeaseRequest{Keys: make([]byte, keys*kv.KeyBytes)})
+	testenv.OK(t, err)
+	codec := chargedCodec{encoding.GetCodecV2("proto")}
+	var before, after runtime.MemStats
+	for range 2 { // what pools have is gone after it
+		runtime.GC()
+	}
+	runtime.ReadMemStats(&before)
+	var got proto.LeaseRequest
+	testenv.OK(t, codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(sent[:len(sent)/2]), mem.SliceBuffer(sent[len(sent)/2:])}, &got))
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 8*uint64(len(sent)) || len(got.GetKeys()) != keys*kv.KeyBytes {
+		t.Errorf("%d bytes of memory for a message of %d, want a few times as much", n, len(sent))
 	}
 }
 
