@@ -10,9 +10,9 @@ from types import SimpleNamespace as Record
 import pytest
 
 from kvhost import cuda
+from kvhost.errors import Refused
 from kvhost.memory import PagesAt, share
 from kvhost.vllm.geometry import Pages, order_inside, pages_of
-from kvhost.vllm.settings import Refused
 
 B, H, N, D = 12, 4, 16, 64  # blocks, heads, tokens of a block, head size
 

@@ -14,11 +14,12 @@ from vllm_doubles import DoubleSession
 
 from kvhost import content
 from kvhost.environment import numbers
+from kvhost.errors import Refused
 from kvhost.shape import Group, Namespace
 from kvhost.vllm import identity
 from kvhost.vllm.identity import Named
 from kvhost.link import Link
-from kvhost.vllm.settings import Refused, Settings
+from kvhost.vllm.settings import Settings
 
 SPACE = Namespace("m", "bf16", 32, 16, [Group.uniform(0, 1, 1, 1, 64)], extra={"config": "c"})
 

@@ -232,7 +232,8 @@ class KvhostLinker(UnifiedCacheLinker):
         now = time.monotonic()
         for rid in [rid for rid, f in self._found.items() if f.until < now]:
             self._forget(rid)
-        self._avoided = {n: until for n, until in self._avoided.items() if until > now}
+        if self._avoided:
+            self._avoided = {n: until for n, until in self._avoided.items() if until > now}
 
     def _forget(self, rid: str) -> None:
         if (found := self._found.pop(rid, None)) is not None:
@@ -316,8 +317,9 @@ class KvhostLinker(UnifiedCacheLinker):
             for part in batch.parts:
                 part.begin(session)
             pulse = Pulse(self._options.lookup_timeout)
-            for part in batch.parts:
-                self._settle(part, session, pulse, due)
+            lost = [why for part in batch.parts if (why := self._settle(part, session, pulse, due))]
+            if lost:
+                raise KvhostError("; ".join(lost))
             batch.landed()
             self.counts["loads"] += len(batch.rids)
             self.counts["loaded pages"] += sum(len(p.chunks) for p in batch.parts)
@@ -332,8 +334,9 @@ class KvhostLinker(UnifiedCacheLinker):
                 self._end(found)
             batch.quiet.set()
 
-    def _settle(self, part: Part, session: Session, pulse: Pulse, due: float) -> None:
-        """Waits for a load. Pages that were not delivered are looked for and loaded once more: another root or peer may have them."""
+    def _settle(self, part: Part, session: Session, pulse: Pulse, due: float) -> str:
+        """Waits for a load. Pages that were not delivered are looked for and loaded once more: another root or peer may have them.
+        Returns why they could not be, and nothing where all were."""
         assert part.job is not None
         failed = failed_chunks(self._wait(part, session, pulse, due))
         if failed:
@@ -348,8 +351,9 @@ class KvhostLinker(UnifiedCacheLinker):
                 again.release(wait=False)
             if failed:
                 self._avoid(names)
-                raise KvhostError(why)
+                return why
         part.done()
+        return ""
 
     def _wait(self, part: Part, session: Session, pulse: Pulse, due: float) -> Any:
         assert part.job is not None

@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.platforms import current_platform
 
 from kvhost.adopted import separate_allocations
-from kvhost.errors import KvhostError
+from kvhost.errors import KvhostError, Refused
 from kvhost.events import EventStream, Position
 from kvhost.forks import Origin
 from kvhost.link import Link
@@ -36,7 +36,7 @@ from kvhost.vllm.orders import Registration, StepOrders, WorkerReport, node
 from kvhost.vllm.rates import LastLife
 from kvhost.vllm.regions import GroupRegions
 from kvhost.vllm.scheduler import GRAPH_BYTES, Scheduler
-from kvhost.vllm.settings import Refused, Settings
+from kvhost.vllm.settings import Settings
 from kvhost.vllm.stats import KvhostPromMetrics, KvhostStats
 from kvhost.vllm.worker import Finished, Worker, open_session
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvhost.vllm.settings import Refused
+from kvhost.errors import Refused
 
 #: More separate runs of bytes per block and layer than this are refused: the copies would be too small.
 MAX_PARTS = 256

@@ -12,8 +12,9 @@ from typing import Any
 
 from kvhost import content
 from kvhost.environment import numbers
+from kvhost.errors import Refused
 from kvhost.shape import Namespace
-from kvhost.vllm.settings import Refused, Settings
+from kvhost.vllm.settings import Settings
 
 log = logging.getLogger("vllm.kvhost")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvhost.errors import Refused
 from kvhost.keys import ALGORITHM, KEY_BYTES
 from kvhost.shape import Namespace, page_dtype
 from kvhost.vllm import compat, identity
 from kvhost.vllm.groups import GroupPlan, chunk_size
 from kvhost.vllm.regions import GroupRegions
-from kvhost.vllm.settings import Refused, Settings
+from kvhost.vllm.settings import Settings
 
 # Dimensions in which an engine may be parallel. The sizes of TP, PP and DCP, and each stage's layers, are in the
 # namespace. With DP and EP a rank holds what it would without.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvhost.errors import Refused
 from kvhost.memory import PagesAt
 from kvhost.shape import Group, Plane
 from kvhost.vllm.geometry import block_dimension, order_inside, pages_of
 from kvhost.vllm.groups import GroupPlan
-from kvhost.vllm.settings import Refused
 
 
 class GroupRegions:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvhost.events import MEDIUMS
-from kvhost.errors import Refused
 from kvhost.own import OwnHost, check_settings
 
 

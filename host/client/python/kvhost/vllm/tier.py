@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadingCounterMetadata, Off
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvhost.arena import SharedMemory
+from kvhost.errors import Refused
 from kvhost.events import EventStream, Position
 from kvhost.forks import Origin
 from kvhost.link import Link
@@ -25,7 +26,7 @@ from kvhost.session import Session
 from kvhost.shape import Namespace, Region
 from kvhost.vllm import compat, hints, tierrows
 from kvhost.vllm.identity import Named
-from kvhost.vllm.settings import Refused, Settings
+from kvhost.vllm.settings import Settings
 from kvhost.vllm.tierevents import TierEvents
 from kvhost.vllm.tierjobs import Slot, TierJobs, Times, group_of
 from kvhost.vllm.worker import open_session

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvhost.errors import Refused
 from kvhost.shape import Group, Namespace, Plane, page_dtype
 from kvhost.vllm import compat, identity, model
-from kvhost.vllm.settings import Refused, Settings
+from kvhost.vllm.settings import Settings
 
 log = logging.getLogger("vllm.kvhost")
 

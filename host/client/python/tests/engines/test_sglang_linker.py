@@ -3,23 +3,30 @@ Only the model that would fill the pools is left out."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import threading
+import time
+from array import array
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from needs import needs
-from processes import Host, wait_for
+from processes import Host, own_host, wait_for
 
 needs("sglang")
 
-import torch  # noqa: E402
+from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
 from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
 from sglang.srt.runtime_context import get_context  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang_pools import SHAPES, Rank  # noqa: E402
+from test_sglang import Server  # noqa: E402
 
+from kvhost.keys import KeyChain  # noqa: E402
 from kvhost.sglang import plugin  # noqa: E402
 
 plugin.register()  # as SGLang's load_plugins does
@@ -263,3 +270,113 @@ def test_reset_leaves_nothing_under_way(ranks: Any, kind: str) -> None:
     rank.restart_pools()
     served = rank.serve([*tokens, 1])
     assert served.loaded > 0 and (served.aborted, served.wrong) == (False, [])
+
+
+def test_servers_start_their_own_host(tmp_path: Path) -> None:
+    """One setting, and no host before."""
+    tokens = prompt(100)
+    with own_host(tmp_path / "kv") as (env, kill_host), pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        setting = {"root": f"{tmp_path}/kv=1GiB"}
+        first = Rank(SHAPES["full"], setting)
+        wait_for("the session", lambda: first.linker._session() is not None)
+        first.serve(tokens)
+        first.settle()
+        kill_host()
+        second = Rank(SHAPES["full"], setting)
+        second.poison()
+        wait_for("a hit", lambda: len(second.lengths(tokens)) == 6)
+        served = second.serve([*tokens, 1])
+        assert (served.loaded, served.wrong) == (96, [])
+        first.close()
+        second.close()
+
+
+def test_settings_are_read_as_all_connectors_read_them(host: Host) -> None:
+    for said, match in (
+        ({"socket": host.socket, "root": "/r=1GiB"}, "want one of them"),
+        ({"sockets": "/s"}, "linker_extra_config.sockets: unknown"),
+        ({"lookup_timeout": "1"}, "linker_extra_config.lookup_timeout: '1', want a number"),
+        ({"arena_bytes": 4096}, "linker_extra_config.arena_bytes: unknown"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            Rank(SHAPES["full"], said)
+    with pytest.raises(ValueError, match="pipeline stages"):
+        Rank(SHAPES["full"], {"socket": host.socket}, pp_size=2)
+
+
+@pytest.mark.parametrize("other", [
+    {"page": 32}, {"slots": 512}, {"mla": True}, {"window": 40, "components": SHAPES["swa"].components, "full": (1, 3, 5)},
+])
+def test_only_what_has_the_same_bytes_is_found(ranks: Any, host: Host, other: dict[str, Any]) -> None:
+    """Another size of the pool changes no page; a page of other tokens, or of another layout, is another's."""
+    tokens, first = prompt(128), ranks()
+    first.serve(tokens)
+    first.settle()
+    second = Rank(dataclasses.replace(SHAPES["full"], **other), {"socket": host.socket})
+    assert bool(second.lengths(tokens)) == ("slots" in other)
+    second.close()
+
+
+def test_neither_hicache_nor_vllm_finds_pages_of_the_linker(host: Host, ranks: Any) -> None:
+    """HiCache's pages have another layout, under the same keys. vLLM's keys are of other hashes, whatever the layout."""
+    rank, tokens = ranks(), prompt(64)
+    rank.serve(tokens)
+    rank.settle()
+    names = get_storage_hash_str(array("q", tokens), None, page_size=16)
+    hicache = Server(host.socket, model_name="dummy")
+    assert hicache.storage.batch_exists(names) == 0
+    hicache.close()
+    session = rank.linker._latest()
+    assert session.lookup(rank.linker._names(names)).hits == 4
+    assert session.lookup(KeyChain(16).extend(tokens)).hits == 0
+
+
+def test_new_weights_have_pages_of_their_own(ranks: Any) -> None:
+    rank, tokens = ranks(), prompt(100)
+    rank.serve(tokens)
+    rank.forget()
+    plugin.generation.changing()
+    assert rank.lengths(tokens) == [], "want nothing of weights that change"
+    rank.serve(tokens)
+    rank.forget()
+    plugin.generation.flushed()
+    assert rank.lengths(tokens) == [], "want nothing of the old weights"
+    rank.serve(tokens)
+    rank.forget()
+    served = rank.serve([*tokens, 1])
+    assert (served.loaded, served.wrong) == (96, [])
+
+
+@pytest.mark.parametrize("kind", ["full", "mamba"])
+def test_a_host_that_is_stopped_and_killed_at_any_moment(host: Host, ranks: Any, kind: str) -> None:
+    """Loads are real ones, and the moments random: no byte is wrong that SGLang uses, and no slot is lost."""
+    rank = ranks(kind, slots=4096, extra={"lookup_timeout": 0.2})
+    prompts = [prompt(224) for _ in range(3)]
+    for t in prompts:
+        rank.serve(t)
+    rank.forget()
+    wait_for("the stores", host.idle)
+    began = time.monotonic()
+    rank.serve_all([[*t, 50_000] for t in prompts])
+    took = time.monotonic() - began
+    rank.forget()
+    seen = Counter[str]()
+    for turn in range(16):
+        end = ("resumed", "killed")[turn % 4 == 3]
+        moment = threading.Timer(random.random() * 2 * took, host.hang)
+        moment.start()
+        for s in rank.serve_all([[*t, turn] for t in prompts]):
+            assert s.aborted or not s.wrong, f"turn {turn}: {s}"
+            seen["aborted" if s.aborted else "loaded" if s.loaded else "computed"] += 1
+        moment.join()
+        host.kill() if end == "killed" else host.resume()
+        for s in rank.serve_all([[*t, turn] for t in prompts]):
+            assert s.aborted or not s.wrong, f"turn {turn}, {end}: {s}"
+        host.start() if end == "killed" else None
+        wait_for("the session", lambda: rank.linker._session() is not None)
+        rank.forget()
+        assert rank.leaks() == {}
+    print(f"\n{kind}: {dict(seen)}, {dict(rank.linker.counts)}")
+    assert seen["loaded"] and len(seen) > 1, f"want loads, and hosts that ended in the middle of some: {seen}"

@@ -27,9 +27,10 @@ from vllm.v1.kv_cache_interface import (  # noqa: E402
 )
 from vllm_core import BLOCK, Core, keys  # noqa: E402
 
+from kvhost.errors import Refused  # noqa: E402
 from kvhost.vllm import model  # noqa: E402
 from kvhost.vllm.groups import GroupPlan  # noqa: E402
-from kvhost.vllm.settings import Refused, Settings  # noqa: E402
+from kvhost.vllm.settings import Settings  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not hasattr(vllm_specs, "CircularBufferSpec"), reason="this vLLM finds the blocks of all groups by their tokens"

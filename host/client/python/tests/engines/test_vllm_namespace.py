@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import vllm_model
+from kvhost.errors import Refused
 from kvhost.shape import Group
 from needs import needs, needs_fp8
 
@@ -25,7 +26,7 @@ from kvhost.shape import Namespace  # noqa: E402
 from kvhost.vllm import identity, tierrows  # noqa: E402
 from kvhost.vllm.groups import GroupPlan  # noqa: E402
 from kvhost.vllm.model import namespace, plan_groups  # noqa: E402
-from kvhost.vllm.settings import Refused, Settings  # noqa: E402
+from kvhost.vllm.settings import Settings  # noqa: E402
 
 
 @pytest.mark.parametrize(

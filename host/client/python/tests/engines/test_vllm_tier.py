@@ -478,7 +478,8 @@ def test_rows_that_a_stopped_host_has_outlast_a_reset(policy: str) -> None:
 def test_workers_on_other_nodes_are_refused(backend: str, nodes: int) -> None:
     """vLLM's CPU tier of the scheduler's node has nothing of theirs, and vLLM does not say so."""
     from kvhost.vllm import tierrows
-    from kvhost.vllm.settings import Refused, Settings
+    from kvhost.errors import Refused
+    from kvhost.vllm.settings import Settings
 
     parallel = Record(distributed_executor_backend=backend, nnodes_within_dp=nodes)
     with pytest.raises(Refused, match="workers may be on other nodes"):
@@ -489,7 +490,8 @@ def test_workers_on_other_nodes_are_refused(backend: str, nodes: int) -> None:
 
 def test_what_is_refused() -> None:
     from kvhost.vllm import tierrows
-    from kvhost.vllm.settings import Refused, Settings
+    from kvhost.errors import Refused
+    from kvhost.vllm.settings import Settings
     from kvhost.vllm.tier import KvhostTier
 
     with pytest.raises(Refused, match="LoRA"):
