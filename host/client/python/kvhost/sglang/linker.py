@@ -122,7 +122,8 @@ class KvhostLinker(UnifiedCacheLinker):
         self._engine = f"sglang-{os.getpid()}-{os.urandom(4).hex()}"
         self._found: dict[str, Found] = {}
         self._queued: dict[str, tuple[Found, list[tuple[Any, list[int]]]]] = {}
-        self._avoided: dict[bytes, float] = {}
+        self._avoided: dict[bytes, float] = {}  # until when
+        self._avoiding = threading.Lock()
         self._batches: dict[int, Batch] = {}
         self._offloads: deque[_Offload] = deque()
         self._sending = threading.Lock()  # a store begins, or the pools' memory changes
@@ -232,8 +233,7 @@ class KvhostLinker(UnifiedCacheLinker):
         now = time.monotonic()
         for rid in [rid for rid, f in self._found.items() if f.until < now]:
             self._forget(rid)
-        if self._avoided:
-            self._avoided = {n: until for n, until in self._avoided.items() if until > now}
+        self._look_again(lambda name, until: until < now)
 
     def _forget(self, rid: str) -> None:
         if (found := self._found.pop(rid, None)) is not None:
@@ -372,9 +372,16 @@ class KvhostLinker(UnifiedCacheLinker):
             return result
 
     def _avoid(self, names: Sequence[bytes]) -> None:
+        """Their requests are computed meanwhile, whatever the host says that it has."""
         until = time.monotonic() + _AVOID_SECONDS
-        if len(self._avoided) < _MOST_AVOIDED:
-            self._avoided = self._avoided | dict.fromkeys(names, until)
+        with self._avoiding:
+            if len(self._avoided) < _MOST_AVOIDED:
+                self._avoided = self._avoided | dict.fromkeys(names, until)
+
+    def _look_again(self, may: Callable[[bytes, float], bool]) -> None:
+        if self._avoided:
+            with self._avoiding:
+                self._avoided = {name: until for name, until in self._avoided.items() if not may(name, until)}
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         landed = self.layer_done_counter.finish(counter_index)
@@ -460,7 +467,7 @@ class KvhostLinker(UnifiedCacheLinker):
         stored = offload.stored()
         if stored and self._avoided:
             fresh = {name for names in offload.names for name in names}
-            self._avoided = {name: until for name, until in self._avoided.items() if name not in fresh}
+            self._look_again(lambda name, until: name in fresh)
         self.counts["stored" if stored else "not stored"] += 1
         return stored
 

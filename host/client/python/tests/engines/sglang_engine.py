@@ -39,11 +39,7 @@ class Engine:
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "sglang_engine.py"), json.dumps(options)], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, env={
-                    **os.environ, **_ENVIRONMENT,
-                    # the processors of each rank
-                    "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(r % (os.cpu_count() or 1)) for r in range(options.get("tp_size", 1))),
-                },
+                stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, env={**os.environ, **_ENVIRONMENT},
             )
         self._late = threading.Timer(DEADLINE, self._process.kill)
         self._late.daemon = True

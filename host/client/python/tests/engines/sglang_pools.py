@@ -171,10 +171,14 @@ class Rank:
         req.finished_reason = FINISH_LENGTH(0)
         release_kv_cache(req, self.cache, checkpoint=True)
 
+    def keys(self, tokens: Sequence[int]) -> list[str]:
+        """SGLang's hashes of a prompt's pages."""
+        whole = array("q", tokens[: len(tokens) // self.shape.page * self.shape.page])
+        return list(get_storage_hash_str(RadixKey(whole), None, page_size=self.shape.page))
+
     def lengths(self, tokens: Sequence[int]) -> list[int]:
         """Those that the linker finds, in pages, for SGLang's own lookup of a prompt."""
-        keys = get_storage_hash_str(RadixKey(array("q", tokens[: len(tokens) // self.shape.page * self.shape.page])), None,
-                                    page_size=self.shape.page)
+        keys = self.keys(tokens)
         transfers = [c.build_external_linker_transfer(LinkerTransferPhase.LOOKUP, None, keys) for c in self.cache._components_tuple]
         return list(self.linker.lookup("lengths", transfers))
 

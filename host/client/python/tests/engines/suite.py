@@ -22,7 +22,10 @@ import zygote
 
 HERE = Path(__file__).resolve().parent
 #: These begin first, so that nothing waits for one of them in the end.
-LONGEST = ("test_vllm_features", "test_vllm", "test_vllm_multi", "test_vllm_tier", "test_vllm_soak", "test_lmcache")
+LONGEST = (
+    "test_vllm_features", "test_vllm", "test_vllm_multi", "test_vllm_tier", "test_vllm_soak", "test_lmcache", "test_sglang_linker",
+    "test_sglang_engine",
+)
 
 
 @dataclass

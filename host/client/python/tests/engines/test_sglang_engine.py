@@ -46,17 +46,16 @@ def cached(answers: list[dict[str, Any]]) -> list[int]:
     return [a["cached"] for a in answers]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_second_life_has_the_tokens_of_the_first(host: Host, model: Path, tmp_path: Path, ranks: int) -> None:
+def test_a_second_life_has_the_tokens_of_the_first(host: Host, model: Path, tmp_path: Path) -> None:
     """And goes on where the host is damaged, killed and stopped."""
     shared = prompt(160, 1)
     prompts = [shared, shared + prompt(70, 2), shared + prompt(200, 3), prompt(333, 4)]
     linker = {"socket": host.socket, "lookup_timeout": 0.5}
-    first = Engine(model, tmp_path / "first.log", linker, tp_size=ranks)
+    first = Engine(model, tmp_path / "first.log", linker)
     want = tokens([first.generate([p])[0] for p in prompts])
     wait_for("the stores", lambda: len(host.files()) > 0 and host.idle())
     first.close()
-    second = Engine(model, tmp_path / "second.log", linker, tp_size=ranks)
+    second = Engine(model, tmp_path / "second.log", linker)
     got = second.generate(prompts)
     assert tokens(got) == want
     assert sum(cached(got)) > 0.8 * sum(map(len, prompts)), f"want hits, got {cached(got)}"

@@ -4,7 +4,11 @@ Only the model that would fill the pools is left out."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
+import socket
+import subprocess
+import sys
 import threading
 import time
 from array import array
@@ -15,7 +19,7 @@ from typing import Any
 
 import pytest
 from needs import needs
-from processes import Host, own_host, wait_for
+from processes import DEADLINE, Host, own_host, wait_for
 
 needs("sglang")
 
@@ -363,7 +367,7 @@ def test_a_host_that_is_stopped_and_killed_at_any_moment(host: Host, ranks: Any,
     took = time.monotonic() - began
     rank.forget()
     seen = Counter[str]()
-    for turn in range(16):
+    for turn in range(12):
         end = ("resumed", "killed")[turn % 4 == 3]
         moment = threading.Timer(random.random() * 2 * took, host.hang)
         moment.start()
@@ -380,3 +384,22 @@ def test_a_host_that_is_stopped_and_killed_at_any_moment(host: Host, ranks: Any,
         assert rank.leaks() == {}
     print(f"\n{kind}: {dict(seen)}, {dict(rank.linker.counts)}")
     assert seen["loaded"] and len(seen) > 1, f"want loads, and hosts that ended in the middle of some: {seen}"
+
+
+def test_ranks_take_the_same_branch(host: Host) -> None:
+    """What one rank lacks or cannot load is computed on all; what one rank fails to load is aborted on all."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    ranks = [
+        subprocess.Popen([sys.executable, str(Path(__file__).with_name("sglang_ranks.py")), str(r), "2", str(port), host.socket],
+                         stdout=subprocess.PIPE, text=True) for r in (0, 1)
+    ]
+    said = [[json.loads(line) for line in r.communicate(timeout=DEADLINE)[0].splitlines() if line.startswith("{")] for r in ranks]
+    assert [r.returncode for r in ranks] == [0, 0]
+    for answers in said:
+        assert [(a["what"], a["loaded"], a["aborted"], a["wrong"]) for a in answers] == [
+            ("all pages", 160, False, []), ("one rank lacks a page", 80, False, []),
+            ("one rank cannot load what it has found", 0, False, []), ("the load of one rank fails", 160, True, []),
+            ("all pages again", 160, False, []),
+        ]
