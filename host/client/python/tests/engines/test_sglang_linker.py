@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import socket
 import subprocess
@@ -178,12 +179,16 @@ def test_a_host_that_ends_in_the_middle_of_a_load_costs_that_batch(host: Host, r
     served = rank.admitted(request)
     assert served.loaded > 0
     host.hang()
+    mapped = os.dup(rank.linker._memory._memory.fd)  # which the host has, too
     rank.forward([request], [served], lambda layer: host.kill() if end == "killed" and layer == 0 else None)
     assert served.aborted and rank.leaks() == {}
     others = [prompt(128) for _ in range(3)]
     for t in others:
         s = rank.serve(t)
         assert (s.loaded, s.aborted, s.wrong) == (0, False, [])
+    if end == "stopped":  # it goes on where it was, and writes to all that it may
+        os.pwrite(mapped, os.urandom(os.fstat(mapped).st_size), 0)
+    os.close(mapped)
     host.start() if end == "killed" else host.resume()
     wait_for("the session", lambda: rank.linker._session() is not None)
     wait_for("the offloads", lambda: rank.cache.check_hicache_events() or not rank.cache.linker.pending_offloads)
