@@ -155,6 +155,9 @@ func (p *Put) enter(info staging.Info) error {
 	if !wanted {
 		r.owner.withdraw(p)
 	}
+	if r.entered.Add(1) == speedReaders {
+		close(r.some)
+	}
 	r.keep(p.mark, WriteThrough)
 	r.shrink(context.Background())
 	return nil

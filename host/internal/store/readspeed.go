@@ -2,8 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
-	"io"
 	"math/bits"
 	"os"
 	"sync"
@@ -14,11 +12,15 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// How a root's reads are measured at the start: so many files at a time, and no longer than it takes to know.
+// How a root's reads are measured: so many files at a time, and no longer than it takes to know. Disks of virtual machines give what they
+// have saved up while nothing was read at many times their speed: the first part of the time does not count.
 const (
 	speedReaders = 8
+	speedFiles   = 4 * speedReaders
 	speedPart    = 1 << 20
-	speedTime    = 100 * time.Millisecond
+	speedBurst   = 400 * time.Millisecond
+	speedTime    = time.Second
+	memoryPart   = 8 << 20
 )
 
 // mostAwaited is how long work that would delay loads waits for them.
@@ -27,68 +29,97 @@ const mostAwaited = 100 * time.Millisecond
 // AwaitLoads waits until no load is under way, but not for long.
 func (s *Store) AwaitLoads() { _ = s.loads.Await(s.run, mostAwaited) }
 
-// MeasureReads tells how many bytes per second are read from each directory that has pieces from an earlier life, in the background: without
-// that the first loads would have to be made to know whether they pay.
+// MeasureReads tells how many bytes per second are read from memory, and from each directory as soon as it has some pieces, in the
+// background. Without that the first loads would have to be made to know whether they pay, and a load from memory would be taken for
+// one from a disk.
 func (s *Store) MeasureReads(tell func(root string, perSecond float64)) {
 	for _, r := range s.ours() {
-		if r.cfg.NoDirectory {
-			continue // memory is empty, and requests to a bucket are paid for
+		switch {
+		case r.cfg.Volatile:
+			s.work.Go(func() { tell(r.Path, memorySpeed()) })
+		case !r.cfg.NoDirectory: // requests to a bucket are paid for
+			s.work.Go(func() {
+				for _, event := range []<-chan struct{}{r.scanned, r.some} {
+					select {
+					case <-s.run.Done():
+						return
+					case <-event:
+					}
+					if speed := r.readSpeed(s.run); speed > 0 {
+						tell(r.Path, speed)
+						return
+					}
+				}
+			})
 		}
-		s.work.Go(func() {
-			select {
-			case <-s.run.Done():
-				return
-			case <-r.scanned:
-			}
-			if speed := r.readSpeed(s.run); speed > 0 {
-				tell(r.Path, speed)
-			}
-		})
 	}
 }
 
-// readSpeed reads some pieces, and returns the bytes per second; 0 where there is none, or one cannot be read, which a load will judge.
+// memorySpeed is the speed of one thread's copy, the least that a load from memory has.
+func memorySpeed() float64 {
+	from, to := make([]byte, memoryPart), make([]byte, memoryPart)
+	copy(to, from) // the pages of both are there
+	start := time.Now()
+	copy(to, from)
+	return memoryPart / max(time.Since(start), time.Microsecond).Seconds()
+}
+
+// readSpeed reads some pieces, and returns the bytes per second; 0 where there is none, or none can be read, which a load will judge. It
+// ends when a load begins, which tells the speed, too.
 func (r *root) readSpeed(ctx context.Context) float64 {
-	names := r.somePieces(speedReaders)
+	names := r.somePieces(speedFiles)
 	if len(names) == 0 {
 		return 0
 	}
-	buffers, err := staging.NewSlots(len(names), speedPart)
+	buffers, err := staging.NewSlots(min(len(names), speedReaders), speedPart)
 	if err != nil {
 		return 0
 	}
 	var readers sync.WaitGroup
-	var bytes atomic.Int64
+	var next, all, late atomic.Int64
 	start := time.Now()
-	for _, name := range names {
+	for range min(len(names), speedReaders) {
 		readers.Go(func() {
-			if slot, err := buffers.Acquire(ctx); err == nil {
-				defer slot.Release()
-				bytes.Add(r.readFor(ctx, name, slot.Bytes(), start.Add(speedTime)))
+			slot, err := buffers.Acquire(ctx)
+			if err != nil {
+				return
+			}
+			defer slot.Release()
+			for i := next.Add(1) - 1; i < int64(len(names)) && time.Since(start) < speedTime && !r.store.loads.UnderWay(); i = next.Add(1) - 1 {
+				r.readFor(ctx, names[i], slot.Bytes(), func(n int) (more bool) {
+					took := time.Since(start)
+					all.Add(int64(n))
+					if took > speedBurst {
+						late.Add(int64(n))
+					}
+					return took < speedTime && !r.store.loads.UnderWay()
+				})
 			}
 		})
 	}
 	readers.Wait()
 	took := time.Since(start)
 	_ = buffers.Close()
-	return float64(bytes.Load()) / took.Seconds()
+	if took > 2*speedBurst {
+		return float64(late.Load()) / (took - speedBurst).Seconds()
+	}
+	return float64(all.Load()) / took.Seconds()
 }
 
-// readFor reads a file from its start until it ends or the time is over.
-func (r *root) readFor(ctx context.Context, name string, part []byte, until time.Time) (read int64) {
+// readFor reads a file from its start until it ends or read, which is told of each part, has had enough.
+func (r *root) readFor(ctx context.Context, name string, part []byte, read func(n int) (more bool)) {
 	f, err := staging.OpenDirect(r.FS, name, os.O_RDONLY, 0)
 	if err != nil {
-		return 0
+		return
 	}
 	defer f.Close()
-	for ctx.Err() == nil && time.Now().Before(until) {
-		n, err := f.ReadAt(part, read)
-		read += int64(n)
-		if err != nil && !errors.Is(err, io.EOF) || n < len(part) {
-			break
+	for off := int64(0); ctx.Err() == nil; {
+		n, err := f.ReadAt(part, off)
+		off += int64(n)
+		if !read(n) || err != nil || n < len(part) {
+			return
 		}
 	}
-	return read
 }
 
 // somePieces are the files of so many entries.

@@ -52,6 +52,8 @@ type root struct {
 
 	unavailable atomic.Bool   // it could not be opened: see openLate
 	scanned     chan struct{} // closed when it is known what is there
+	entered     atomic.Int64  // pieces
+	some        chan struct{} // closed when there are enough for the speed of reads to be measured
 
 	suspects marks        // entries with files that gave no answer
 	twice    atomic.Int64 // bytes that may be both a reservation's and an orphan's, while puts end
@@ -67,7 +69,7 @@ type meter struct {
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	log := s.log.With("root", cfg.Path)
 	r := &root{
-		store: s, cfg: cfg, upkeepWake: make(chan struct{}, 1), level: s.at(cfg.Level), scanned: make(chan struct{}),
+		store: s, cfg: cfg, upkeepWake: make(chan struct{}, 1), level: s.at(cfg.Level), scanned: make(chan struct{}), some: make(chan struct{}),
 	}
 	changes, copies := s.changes, s.copies
 	if cfg.Lender != nil { // what others have is no change of what is here

@@ -13,38 +13,39 @@ import (
 func (q *Queue) LoadTime(places []store.Place, piece int64) (longest time.Duration) {
 	waiting := q.workers.Stats().Lanes
 	for _, at := range places {
-		perSecond, inFlight := q.throughputOf(at.Root)
-		if perSecond == 0 {
-			return 0
-		}
-		pieces := float64(at.Hits) + float64(inFlight)/2
+		pieces := float64(at.Hits)
 		for _, lane := range waiting {
 			if lane.Name == at.Root {
 				pieces += float64(lane.QueuedRead)
 			}
+		}
+		pieces, perSecond := q.throughputOf(at.Root, pieces)
+		if perSecond == 0 {
+			return 0
 		}
 		longest = max(longest, time.Duration(pieces*float64(piece)/perSecond*float64(time.Second)))
 	}
 	return longest
 }
 
-// throughputOf returns the measured throughput of loads from a root, and the pieces in flight from it.
-func (q *Queue) throughputOf(root string) (perSecond float64, inFlight int) {
+// throughputOf returns the pieces that a load waits for, those in flight too, and how fast they come from a root.
+func (q *Queue) throughputOf(root string, pieces float64) (all, perSecond float64) {
 	e := q.engine
 	e.trafficMu.RLock()
 	t, expected := e.traffic[path{q.device, root, staging.Read}], e.expected[root]
 	e.trafficMu.RUnlock()
-	if t != nil {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		perSecond, inFlight = t.rate.perSecond, t.all.inFlight
-	}
-	if perSecond == 0 && expected > 0 {
+	if expected > 0 {
 		e.mu.Lock()
-		perSecond = expected / float64(max(1, len(e.queues))) // those of one engine load at the same time
+		expected /= float64(max(1, len(e.queues))) // those of one engine load at the same time
 		e.mu.Unlock()
 	}
-	return perSecond, inFlight
+	if t == nil {
+		return pieces, expected
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	pieces += float64(t.all.inFlight) / 2
+	return pieces, t.rate.of(pieces, expected)
 }
 
 // Expect tells how many bytes per second are read from a root, for estimates of loads before there were any.

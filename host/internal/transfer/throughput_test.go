@@ -22,7 +22,7 @@ func TestThroughput(t *testing.T) {
 	add := func(bytes int64, took time.Duration, inFlight int) float64 {
 		busy += took
 		r.add(bytes, busy, inFlight)
-		return r.perSecond / mb
+		return r.few / mb
 	}
 	if got := add(10*mb, 10*time.Millisecond, 1); got != 0 {
 		t.Errorf("%v MB/s within the first sample", got)
@@ -36,13 +36,13 @@ func TestThroughput(t *testing.T) {
 	for n := range 4 {
 		add(50*mb, 25*time.Millisecond, 1+n%2) // two and one are in flight in turns: the sample ends with the fourth
 	}
-	if got := r.perSecond / mb; got != 1000-500.0/8 {
+	if got := r.few / mb; got != 1000-500.0/8 {
 		t.Errorf("%v MB/s after four pieces beside two, want nothing from so few", got)
 	}
 	for range 4 {
 		add(50*mb, 25*time.Millisecond, 2)
 	}
-	if got := r.perSecond / mb; got != 2000 {
+	if got := r.few / mb; got != 2000 {
 		t.Errorf("%v MB/s, want 2000 at once", got)
 	}
 	if got := add(10*mb, time.Microsecond, 0); got != 2000 {
@@ -62,9 +62,32 @@ func TestThroughputOfLayers(t *testing.T) {
 			busy += 62500 * time.Nanosecond
 			r.add(mb, busy, left-1)
 		}
-		if got := r.perSecond / mb; got < 750 || got > 1010 {
+		if got := r.many / mb; got < 750 || got > 1010 {
 			t.Errorf("%.0f MB/s, want 64 MB in 64 ms, or a little less", got)
 		}
+	}
+}
+
+// TestThroughputOfFew: two pieces say nothing of many, where something else does, and many say something of few until a few are loaded.
+func TestThroughputOfFew(t *testing.T) {
+	var r throughput
+	var busy time.Duration
+	for _, c := range []struct {
+		pieces          int
+		rate, few, many float64 // of the sample; the estimates after it, where 1000 are expected
+	}{{0, 1, 1000, 1000}, {2, 20, 20, 1000}, {16, 500, 20, 500}, {1, 4000, 4000, 500}} {
+		for left := c.pieces; left > 0; left-- {
+			busy += time.Second
+			r.add(int64(c.rate)*1e9, busy, left-1)
+		}
+		if few, many := r.of(2, 1000e9)/1e9, r.of(16, 1000e9)/1e9; few != c.few || many != c.many {
+			t.Errorf("after %d pieces at %.0f GB/s: %.0f for two and %.0f for many, want %.0f and %.0f", c.pieces, c.rate, few, many, c.few, c.many)
+		}
+	}
+	var none throughput
+	none.add(1e9, time.Second, 0)
+	if got := none.of(16, 0); got != 1e9 {
+		t.Errorf("%.0f for many where nothing else is known, want what two had", got)
 	}
 }
 
@@ -77,7 +100,7 @@ func TestExpectedUntilMeasured(t *testing.T) {
 	testenv.OK(t, err)
 	speed := func(want float64) {
 		t.Helper()
-		if got, _ := q.throughputOf("/r"); got != want {
+		if _, got := q.throughputOf("/r", 1); got != want {
 			t.Errorf("%.0f bytes per second are expected, want %.0f", got, want)
 		}
 	}

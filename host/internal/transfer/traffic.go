@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"sync"
@@ -157,9 +158,9 @@ func (t *traffic) read(key path) Traffic {
 }
 
 // throughput estimates the bytes per second of a path from the pieces that finish on it. It rises at once and falls slowly,
-// since a load of few pieces does not reach what the path can do.
+// since not every load reaches what the path can do.
 type throughput struct {
-	perSecond float64 // 0: unknown
+	few, many float64 // in loads of fewer than manyPieces, most of the time is that of the first byte; 0: unknown
 	bytes     int64   // of the sample being taken
 	finished  int     // its pieces
 	before    int     // pieces that were in flight when it began
@@ -173,6 +174,17 @@ const sampleTime = 50 * time.Millisecond
 // far they are: the pieces of a layer-wise load all finish at its end, and then look as if they had taken no time.
 const sureTimes = 4
 
+// manyPieces are as many as show what a path can do.
+const manyPieces = 16
+
+// of is the estimate for a load of so many pieces. expected is what was measured otherwise, 0 if nothing was.
+func (r *throughput) of(pieces, expected float64) float64 {
+	if pieces < manyPieces {
+		return cmp.Or(r.few, r.many, expected)
+	}
+	return cmp.Or(r.many, max(r.few, expected))
+}
+
 // add counts a piece that has finished at busy, the path's busy time, when so many others are in flight.
 func (r *throughput) add(bytes int64, busy time.Duration, inFlight int) {
 	r.bytes += bytes
@@ -183,10 +195,14 @@ func (r *throughput) add(bytes int64, busy time.Duration, inFlight int) {
 		return
 	}
 	if sure {
-		if v := float64(r.bytes) / took.Seconds(); v > r.perSecond {
-			r.perSecond = v
+		perSecond := &r.few
+		if r.finished+inFlight >= manyPieces {
+			perSecond = &r.many
+		}
+		if v := float64(r.bytes) / took.Seconds(); v > *perSecond {
+			*perSecond = v
 		} else {
-			r.perSecond += (v - r.perSecond) / 8
+			*perSecond += (v - *perSecond) / 8
 		}
 	}
 	r.bytes, r.finished, r.before, r.from = 0, 0, inFlight, busy

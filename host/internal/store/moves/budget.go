@@ -57,6 +57,9 @@ func (l *Loads) Await(ctx context.Context, most time.Duration) error {
 	return ctx.Err()
 }
 
+// UnderWay says whether a load is.
+func (l *Loads) UnderWay() bool { return l.none() != nil }
+
 // Rate spreads what is moved over time: a part begins when those before it would have ended. It is safe for concurrent use.
 type Rate struct {
 	PerSecond int64 // bytes; 0: as many as go

@@ -318,17 +318,12 @@ func (n *node) putBack() error {
 	return nil
 }
 
-// present lists the entries that are hits. Among levels a lookup that finds one has it copied near, for which others go: there it is
-// looked for without a hit.
+// present lists the entries that are hits.
 func (n *node) present() (list []Entry, err error) {
-	look := n.hit
-	if n.r.h.Kind.levels {
-		look = n.store.Has
-	}
 	for space := range namespaces {
 		for key := range uint64(numKeys) {
 			e := Entry{space, key}
-			there, err := look(e)
+			there, err := n.has(e)
 			if err != nil {
 				return nil, err
 			}
@@ -338,6 +333,15 @@ func (n *node) present() (list []Entry, err error) {
 		}
 	}
 	return list, nil
+}
+
+// has says whether an entry is, or would be, a hit. Among levels a lookup that finds one has it copied near, for which others go: there it
+// is looked for without a hit.
+func (n *node) has(e Entry) (bool, error) {
+	if n.r.h.Kind.levels {
+		return n.store.Has(e)
+	}
+	return n.hit(e)
 }
 
 // hit says whether an entry is a hit.
@@ -359,7 +363,7 @@ func (n *node) kept() error {
 		return nil
 	}
 	for _, e := range n.before {
-		if there, err := n.hit(e); err != nil {
+		if there, err := n.has(e); err != nil {
 			return err
 		} else if !there && !n.r.model.isDamaged(e) {
 			return fmt.Errorf("host %s: entry %s was a hit before the restart and is not one now", n.ID, e)
