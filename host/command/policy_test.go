@@ -229,7 +229,7 @@ func compileBomb() string {
 	export := func(name string, kind, index byte) []byte {
 		return append(append([]byte{byte(len(name))}, name...), kind, index)
 	}
-	const depth, i32, i64 = 10_000, 0x7f, 0x7e
+	const depth, i32, i64 = 5_000, 0x7f, 0x7e
 	bomb := sized([]byte{0}, bytes.Repeat([]byte{0x03, 0x40}, depth), bytes.Repeat([]byte{0x0b}, depth),
 		[]byte{0x42, 0, 0x0b})
 	never := make([]byte, 16) // compiled before, in any test's cache
