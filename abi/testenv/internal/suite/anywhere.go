@@ -53,7 +53,7 @@ const built = ".build/anywhere"
 // anywhere are the cells, as groups of tests.
 func (s *suite) anywhere() (list []group) {
 	for _, c := range cells() {
-		list = append(list, group{c.name, c.holds, func(ctx context.Context, s *suite, r *result) {
+		list = append(list, group{name: c.name, holds: c.holds, run: func(ctx context.Context, s *suite, r *result) {
 			if c.needs != nil && !c.needs.Have() {
 				r.skip(fmt.Sprintf("missing: %s: %s", c.needs.Name, c.needs.Fix()), "all of "+c.name, true)
 				return

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -68,6 +69,9 @@ type event struct {
 	Elapsed                                                float64
 }
 
+// more packages than there are cores run at once: most of them wait now and then.
+const more = 2
+
 // atOnce is how many tests of a package run at once of those that may: they say so because they wait more than they work.
 const atOnce = "4"
 
@@ -81,7 +85,7 @@ func (s *suite) goTest(ctx context.Context, r *result, g goTest, has func(string
 		r.fail(failure{what: "the packages of " + r.name, why: err.Error(), again: "make test ONLY=" + r.name})
 		return
 	}
-	args := append(g.flags(), "-json", "-vet=off", "-parallel="+atOnce, fmt.Sprintf("-timeout=%s", s.timeout))
+	args := append(g.flags(), "-json", "-vet=off", fmt.Sprintf("-p=%d", runtime.NumCPU()+more), "-parallel="+atOnce, fmt.Sprintf("-timeout=%s", s.timeout))
 	if g.run != "" {
 		args = append(args, "-run", g.run)
 	}

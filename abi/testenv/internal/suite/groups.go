@@ -31,16 +31,16 @@ var longest = []string{"host/internal/testkit/storetest", "host/internal/store",
 
 func groups() []group {
 	return []group{
-		{"vet", "go vet looks at everything, so that go test does not", vet},
-		{"processes", "real processes: the command, the examples", func(ctx context.Context, s *suite, r *result) {
+		{name: "vet", holds: "go vet looks at everything, so that go test does not", run: vet},
+		{name: "processes", holds: "real processes: the command, the examples", run: func(ctx context.Context, s *suite, r *result) {
 			s.goTest(ctx, r, goTest{}, in(processes))
 		}},
-		{"single", "packages that share nothing between goroutines", func(ctx context.Context, s *suite, r *result) {
+		{name: "single", holds: "packages that share nothing between goroutines", run: func(ctx context.Context, s *suite, r *result) {
 			s.goTest(ctx, r, goTest{}, in(single))
 		}},
-		{"slow", "what says that it is slow under the race detector, with the code's own checks (invariants)", slow},
-		{"race", "all other packages under the race detector, with the code's own checks (invariants)", race},
-		{"python", "the Python client against a real host", python},
+		{name: "slow", holds: "what says that it is slow under the race detector, with the code's own checks (invariants)", run: slow},
+		{name: "python", holds: "the Python client against a real host", build: buildPython, run: python},
+		{name: "race", holds: "all other packages under the race detector, with the code's own checks (invariants)", run: race},
 	}
 }
 

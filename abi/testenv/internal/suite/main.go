@@ -8,6 +8,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -57,6 +58,8 @@ type suite struct {
 type group struct {
 	name, holds string
 	run         func(ctx context.Context, s *suite, r *result)
+	// build is of a group that waits more than it works. It says whether all was built that the group needs, which then runs while the next does.
+	build func(ctx context.Context, s *suite, r *result) bool
 }
 
 func (s *suite) main(ctx context.Context, list, anywhere bool, names []string) int {
@@ -76,22 +79,54 @@ func (s *suite) main(ctx context.Context, list, anywhere bool, names []string) i
 			return 2
 		}
 	}
+	end := func() {}
 	for _, g := range groups {
 		if len(names) > 0 && !slices.Contains(names, g.name) {
 			continue
 		}
-		s.run(ctx, g)
+		if g.build != nil {
+			end = s.begin(ctx, g)
+			continue
+		}
+		s.run(ctx, g, s.result(g))
+		end()
+		end = func() {}
 	}
+	end()
 	if code := s.report(); code != 0 || ctx.Err() == nil {
 		return code
 	}
 	return 1
 }
 
-// run runs a group unless the suite was interrupted.
-func (s *suite) run(ctx context.Context, g group) {
+func (s *suite) result(g group) *result {
 	r := newResult(g.name)
 	s.results = append(s.results, r)
+	return r
+}
+
+// begin builds what a group needs and runs it in the background. It says what it does when end is called, which waits for it.
+func (s *suite) begin(ctx context.Context, g group) (end func()) {
+	r := s.result(g)
+	fmt.Fprintf(s.out, "\n== %s: built now, run with the next\n", g.name)
+	if ctx.Err() == nil && !g.build(ctx, s, r) {
+		s.told(r)
+		return func() {}
+	}
+	var said bytes.Buffer
+	own, done := &suite{dir: s.dir, out: &said, timeout: s.timeout}, make(chan struct{})
+	go func() {
+		defer close(done)
+		own.run(ctx, g, r)
+	}()
+	return func() {
+		<-done
+		_, _ = said.WriteTo(s.out)
+	}
+}
+
+// run runs a group unless the suite was interrupted.
+func (s *suite) run(ctx context.Context, g group, r *result) {
 	if ctx.Err() != nil {
 		r.fail(failure{what: g.name, why: "interrupted before it began", again: "make test ONLY=" + g.name})
 		return
@@ -100,6 +135,11 @@ func (s *suite) run(ctx context.Context, g group) {
 	begin := time.Now()
 	g.run(ctx, s, r)
 	r.wall = time.Since(begin)
+	s.told(r)
+}
+
+// told tells the failures of a group that were not told when they came.
+func (s *suite) told(r *result) {
 	for _, f := range r.failures {
 		if !f.said {
 			fmt.Fprintf(s.out, "%s\n--- FAILED: %s\n", strings.TrimRight(f.why, "\n"), f.what)

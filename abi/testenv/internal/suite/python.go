@@ -16,29 +16,36 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 )
 
-// python runs the Python client's tests against a host, in a virtual environment.
-func python(ctx context.Context, s *suite, r *result) {
-	const what, again = "the Python client's tests", "make test ONLY=python"
+const pythonTests, pythonAgain = "the Python client's tests", "make test ONLY=python"
+
+// buildPython builds the host that the Python client's tests start.
+func buildPython(ctx context.Context, s *suite, r *result) bool {
 	for _, tool := range []*testenv.Tool{testenv.Make, testenv.PythonPackages} {
 		if tool.Obtain() {
 			continue
 		}
 		if first := tool.First(); testenv.Required() {
-			r.fail(failure{what: what, why: fmt.Sprintf("missing: %s: %s (%s=1)", first.Name, first.Fix(), testenv.Require), again: again})
+			r.fail(failure{what: pythonTests, why: fmt.Sprintf("missing: %s: %s (%s=1)", first.Name, first.Fix(), testenv.Require), again: pythonAgain})
 		} else {
-			r.skip(fmt.Sprintf("missing: %s: %s", first.Name, first.Fix()), what, true)
+			r.skip(fmt.Sprintf("missing: %s: %s", first.Name, first.Fix()), pythonTests, true)
 		}
-		return
+		return false
 	}
+	if err := s.command(ctx, r, nil, "make", "--no-print-directory", "build"); err != nil {
+		r.fail(failure{what: pythonTests, why: err.Error(), again: pythonAgain})
+		return false
+	}
+	return true
+}
+
+// python runs the Python client's tests against a host, in a virtual environment.
+func python(ctx context.Context, s *suite, r *result) {
 	if err := s.python(ctx, r); err != nil && len(r.failures) == 0 {
-		r.fail(failure{what: what, why: err.Error(), again: again})
+		r.fail(failure{what: pythonTests, why: err.Error(), again: pythonAgain})
 	}
 }
 
 func (s *suite) python(ctx context.Context, r *result) error {
-	if err := s.command(ctx, r, nil, "make", "--no-print-directory", "build"); err != nil {
-		return err
-	}
 	dir, err := os.MkdirTemp(testenv.ShortTemp(), "kvhost-suite-")
 	if err != nil {
 		return err
