@@ -303,7 +303,10 @@ def test_tails_in_a_small_pool_are_stored_or_counted(setting: Setting, paused: b
         engine.reset()
         again += engine.generate([p], 2)
     assert tokens(again) == said
-    assert sum(5 - cached // CHUNK for _, cached in again) == lost
+    missing = [5 - cached // CHUNK for _, cached in again]
+    # The end of a prompt may be read, and stored, when its beginning has been taken back from the host that was stopped.
+    unreachable = sum(n > 0 for n in missing) if paused else 0
+    assert lost <= sum(missing) <= lost + unreachable
     assert lost > 60 or not paused
     engine.reset()
     assert engine.one_by_one(crowd, 2) == [(t, 5 * CHUNK) for t in said]
