@@ -401,6 +401,8 @@ func TestStoppedPeer(t *testing.T) {
 	r.warm()
 	r.poison()
 	testenv.OK(t, r.child.Process.Signal(unix.SIGSTOP))
+	_, err := unix.Wait4(r.child.Process.Pid, nil, unix.WUNTRACED, nil) // all of its threads stand
+	testenv.OK(t, err)
 	list := r.begin()
 	time.Sleep(100 * time.Millisecond)
 	waiting := list[:0]
