@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import SimpleNamespace as Record
@@ -35,22 +34,6 @@ from lmcache.v1.platform import consume_fd  # noqa: E402
 from kvhost.lmcache import KvhostL2Adapter, KvhostL2AdapterConfig  # noqa: E402
 
 SMALL, LARGE = 64 << 10, 3 << 20
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    h = Host(tmp_path)
-    h.start()
-    yield h
-    h.stop()
-
-
-@pytest.fixture
-def compressing(tmp_path: Path) -> Iterator[Host]:
-    h = Host(tmp_path, "1GiB", "--store-compression", "huffman")
-    h.start()
-    yield h
-    h.stop()
 
 
 class Adapter:

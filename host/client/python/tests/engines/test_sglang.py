@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace as Record
@@ -82,22 +81,6 @@ def restart(monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
     monkeypatch.setattr(get_context(), "_server_args", None)
     if options:
         get_context().set_server_args(ServerArgs(**options))
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    h = Host(tmp_path)
-    h.start()
-    yield h
-    h.stop()
-
-
-@pytest.fixture
-def compressing(tmp_path: Path) -> Iterator[Host]:
-    h = Host(tmp_path, "1GiB", "--store-compression", "huffman")
-    h.start()
-    yield h
-    h.stop()
 
 
 def host_pool(layout: str = "page_first", allocator: str = "default", layers: int = LAYERS) -> Any:

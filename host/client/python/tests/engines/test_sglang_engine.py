@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sglang") / "model"
     vllm_model.write(path, vllm_model.config(4), 1)
     return path
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    h = Host(tmp_path)
-    h.start()
-    yield h
-    h.stop()
 
 
 def prompt(tokens: int, seed: int) -> list[int]:

@@ -51,14 +51,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    h = Host(tmp_path)
-    h.start()
-    yield h
-    h.stop()
-
-
-@pytest.fixture
 def ranks(host: Host) -> Iterator[Any]:
     """Makes ranks, which are closed at the end."""
     made: list[Rank] = []
