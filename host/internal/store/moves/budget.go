@@ -58,7 +58,7 @@ func (l *Loads) Await(ctx context.Context, most time.Duration) error {
 }
 
 // UnderWay says whether a load is.
-func (l *Loads) UnderWay() bool { return l.none() != nil }
+func (l *Loads) UnderWay() bool { return l.n.Load() > 0 }
 
 // Rate spreads what is moved over time: a part begins when those before it would have ended. It is safe for concurrent use.
 type Rate struct {
