@@ -147,32 +147,33 @@ func (b *bench) run(ctx context.Context, r *results) (err error) {
 	return nil
 }
 
-// together are the results of clients that ran at once: as many times the rate of the slowest in each round.
+// together are the results of clients that ran at once: as many times the rate of the slowest in each round. Each has counted the processor time of
+// all, and divided it by its own bytes alone.
 func together(of []results) results {
-	r := of[0]
+	r, n := of[0], float64(len(of))
 	for i := range r.ours {
 		for pass := range r.ours[i] {
 			sum := &r.ours[i][pass]
-			for n, c := range of[1:] {
+			for _, c := range of[1:] {
 				f := &c.ours[i][pass]
 				slowest(sum.ours, f.ours)
-				mean(sum.cpu, f.cpu, n+1)
+				add(sum.cpu, f.cpu)
 				sum.first, sum.firstMS, sum.wholeMS = append(sum.first, f.first...), append(sum.firstMS, f.firstMS...), append(sum.wholeMS, f.wholeMS...)
 			}
-			scale(sum.ours, float64(len(of)))
-			scale(sum.cpu, 1/float64(len(of)))
+			scale(sum.ours, n)
+			scale(sum.cpu, 1/n/n)
 		}
 	}
 	for pass := range r.ceilings {
 		sum := &r.ceilings[pass]
-		for n, c := range of[1:] {
+		for _, c := range of[1:] {
 			slowest(sum.copy, c.ceilings[pass].copy)
 			slowest(sum.plain, c.ceilings[pass].plain)
-			mean(sum.plainCPU, c.ceilings[pass].plainCPU, n+1)
+			add(sum.plainCPU, c.ceilings[pass].plainCPU)
 		}
-		scale(sum.copy, float64(len(of)))
-		scale(sum.plain, float64(len(of)))
-		scale(sum.plainCPU, 1/float64(len(of)))
+		scale(sum.copy, n)
+		scale(sum.plain, n)
+		scale(sum.plainCPU, 1/n/n)
 	}
 	return r
 }
@@ -183,10 +184,9 @@ func slowest(a, b []float64) {
 	}
 }
 
-// mean takes one more client's figures into the mean of n.
-func mean(a, b []float64, n int) {
+func add(a, b []float64) {
 	for i := range a {
-		a[i] += (b[i] - a[i]) / float64(n+1)
+		a[i] += b[i]
 	}
 }
 
