@@ -24,8 +24,8 @@ type goTest struct {
 	run, skip        string
 }
 
-// flags are what a command for one test has, too. Those of make build are among them: what it compiled, the tests do not compile again, nor
-// what another checkout's tests did.
+// flags are those that a command for one test has, too. They include make build's: the tests compile nothing again that it has compiled, or
+// another checkout's tests.
 func (g goTest) flags() []string {
 	list := []string{"test", "-trimpath"}
 	if g.race {

@@ -35,9 +35,10 @@ _REMEMBERED = 1 << 16  # keys with bad bytes
 _ALL = 1 << 62  # more chunks than a request has: nothing more of it is stored
 _READ_SOON = 0.25  # seconds in which the host has usually read a store's blocks
 #: Tokens that a step computes at least behind a load inside it. A step in which each request computes one token may run as
-#: one CUDA graph, which waits for the whole load before its first layer. Behind a load of up to so many bytes, one token is left:
-#: it takes less time than launching the layers one by one.
+#: one CUDA graph, which waits for the whole load before its first layer.
 _COMPUTED_BEHIND = 2
+#: Behind a load of up to so many bytes a step may be such a graph, and one token is left: waiting for all of the load takes less time than
+#: launching the layers one by one.
 GRAPH_BYTES = 512 << 20
 #: States of a request that has ended with the output of a step, which tells whether the loads inside that step failed: the
 #: engine would have computed it again. Its chunks are stored, also those of the step that loaded its hit.
