@@ -117,14 +117,14 @@ kills $(GO) test -timeout 0 -run TestKillRounds ./host/command -kill.rounds $(KI
 hostile $(GO) test -timeout 0 ./host -run TestHostilePolicies -hostile.all
 image $(GO) test ./examples/deploy -run 'TestImage$$' -image
 clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/internal/server -run TestHostileClients -hostile.time $(TORTURE)
-liars $(GO) test -timeout 0 ./host/internal/peers -run 'TestLiars$$|TestBesideAnAttacker' -liars.time $(TORTURE)
+liars $(GO) test -timeout 0 ./host/internal/peers -run 'TestLiars$$' -liars.time $(TORTURE)
 lying-store $(GO) test -timeout 0 ./host/internal/store -run 'TestLyingStore$$' -liars.time $(TORTURE)
 hosts $(GO) test -timeout 0 ./host/command -run 'TestHosts$$' -hosts.apart -hosts.number 8 -hosts.requests 4000
 hosts-faults $(GO) test -timeout 0 ./host/command -run TestHostsFaults -hosts.apart -hosts.number 8 -hosts.requests 4000 -hosts.phase 1m
 endef
 export TORTURE_PARTS
 
-torture: ## histories, power losses and the model of shared roots for TORTURE each (10m), kill -9 for KILLS rounds (500), hostile modules and clients, peers and object stores that lie, the container image, eight hosts that lend each other; ends in counts
+torture: ## histories, power losses and the model of shared roots for TORTURE each (10m), kill -9 for KILLS rounds (500), hostile modules and clients, peers and object stores that lie, hosts with both and with misfortunes and attackers, the container image, eight hosts that lend each other; ends in counts
 	@echo "$$TORTURE_PARTS" | .ci/torture
 
 fuzz: ## every fuzz target for FUZZ (1m); what fails is kept in testdata/fuzz

@@ -40,7 +40,7 @@ var rows = [][]string{
 	{"host/internal/store", "host/internal/store/fsck", "host/internal/testkit/storetest"},
 	{"host/internal/transfer"},
 	{"host/internal/proto"},
-	{"host/internal/budget"},
+	{"host/internal/budget", "host/internal/testkit/peerdouble"},
 	{"host/internal/peers"},
 	{"host/internal/server", "host/client"},
 	{"host/internal/drive"},

@@ -22,6 +22,9 @@ const mixedTrace = "../../examples/traces/mixed.jsonl.zst"
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
+	if text := os.Getenv(attackEnv); text != "" {
+		return attackMain(text)
+	}
 	if binary = os.Getenv("KVHOST_BIN"); binary != "" { // built elsewhere: this machine may have no Go
 		return m.Run()
 	}

@@ -6,9 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,6 +18,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/testkit/peerdouble"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -162,64 +161,6 @@ func TestCanceledLeases(t *testing.T) {
 	}
 }
 
-// liar answers as the protocol lets it, and not as it should: by its seed.
-func liar(t *testing.T, seed uint64) *fake {
-	var mu sync.Mutex
-	over := make(chan struct{})
-	t.Cleanup(func() { close(over) })
-	random := rand.New(rand.NewPCG(seed, 0))
-	draw := func(n int) int {
-		mu.Lock()
-		defer mu.Unlock()
-		return random.IntN(n)
-	}
-	fails := func() error {
-		time.Sleep(time.Duration(draw(30)) * time.Millisecond)
-		return status.Error(codes.Code(1+draw(16)), "\x1b[31mno\n")
-	}
-	honest := lend(pieceBytes)
-	f := &fake{id: 9, renew: func(*proto.RenewRequest) (*proto.RenewResponse, error) {
-		return &proto.RenewResponse{Time: &durationpb.Duration{Seconds: int64(draw(1<<40)) - 1<<39}}, nil
-	}}
-	f.lease = func(q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
-		m, err := honest(q)
-		e := m.Entries[draw(len(m.Entries))]
-		switch draw(10) {
-		case 0:
-			return nil, fails()
-		case 1:
-			e.Bytes[0] = 1 << draw(64)
-		case 2:
-			e.Index = uint32(draw(1 << 20))
-		case 3:
-			m.Time = &durationpb.Duration{Seconds: int64(draw(1<<40)) - 1<<39}
-		case 4:
-			m.Entries, m.Busy = nil, true
-		case 5:
-			m.Entries = nil
-		case 6:
-			e.Bytes = append(e.Bytes, e.Bytes...)
-		case 7:
-			<-over
-		}
-		return m, err
-	}
-	f.fetch = func(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
-		switch n := q.GetBytes(); draw(5) {
-		case 0:
-			return fails()
-		case 1:
-			return st.Send(&proto.FetchResponse{Data: bytes.Repeat([]byte{9}, int(n))}) // others' bytes
-		case 2:
-			return st.Send(&proto.FetchResponse{Data: make([]byte, 2*n)})
-		case 3:
-			return st.Send(&proto.FetchResponse{Data: make([]byte, n/2)})
-		}
-		return st.Send(&proto.FetchResponse{})
-	}
-	return f
-}
-
 // TestLiars: whatever a liar answers, what an honest peer has is found and read, no lookup takes longer than the deadline, nothing stays borrowed, no
 // memory is taken, and the liar is left alone within ten failures.
 func TestLiars(t *testing.T) {
@@ -245,7 +186,10 @@ func TestLiars(t *testing.T) {
 			for n := range all {
 				all[n] = byte(n)
 			}
-			r := newRigWith(t, liar(t, seed), Config{Hosts: []string{honest.serve(t)}, Deadline: deadline}, all...)
+			liar := peerdouble.NewLiar(t, seed, pieceBytes)
+			f := &fake{id: 9, fetch: liar.Fetch, lease: func(q *proto.LeaseRequest) (*proto.LeaseResponse, error) { return liar.Lease(t.Context(), q) },
+				renew: func(q *proto.RenewRequest) (*proto.RenewResponse, error) { return liar.Renew(t.Context(), q) }}
+			r := newRigWith(t, f, Config{Hosts: []string{honest.serve(t)}, Deadline: deadline}, all...)
 			found, lied, longest, most := 0, uint64(0), time.Duration(0), int64(0)
 			runtime.GC()
 			before := heap()

@@ -1,18 +1,13 @@
 package peers
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"io"
 	"net"
 	"runtime"
-	"slices"
 	"testing"
 
-	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -23,58 +18,21 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/testkit/peerdouble"
 	"github.com/kvhost/kvhost/host/kv"
 )
-
-// mute is a caller that sends and reads nothing.
-type mute struct {
-	net.Conn
-	*http2.Framer
-	head   bytes.Buffer
-	coder  *hpack.Encoder
-	stream uint32
-}
 
 // dialFrom connects from an address of this machine.
 func dialFrom(t *testing.T, from, to string) net.Conn {
 	t.Helper()
-	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-	c, err := d.DialContext(t.Context(), "tcp", to)
+	c, err := peerdouble.DialFrom(from, to)
 	testenv.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
-func newMute(t *testing.T, from, to string) *mute {
-	m := &mute{Conn: dialFrom(t, from, to)}
-	m.Framer = http2.NewFramer(m.Conn, m.Conn)
-	_, err := io.WriteString(m, http2.ClientPreface)
-	if err = errors.Join(err, m.WriteSettings()); err != nil {
-		t.Logf("a connection is closed at once: %v", err)
-	}
-	m.coder = hpack.NewEncoder(&m.head)
-	return m
-}
-
-// call begins a call, and sends so much of its message in frames of so many bytes. It is false once the host has closed the connection.
-func (m *mute) call(method string, message []byte, frame int) bool {
-	m.head.Reset()
-	for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "x"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
-		_ = m.coder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
-	}
-	m.stream += 2
-	err := m.WriteHeaders(http2.HeadersFrameParam{StreamID: m.stream - 1, BlockFragment: m.head.Bytes(), EndHeaders: true})
-	for part := range slices.Chunk(message, frame) {
-		err = errors.Join(err, m.WriteData(m.stream-1, false, part))
-	}
-	return err == nil
-}
-
-// framed is a message as gRPC sends it.
-func framed(t *testing.T, m protobuf.Message) []byte {
-	b, err := protobuf.Marshal(m)
-	testenv.OK(t, err)
-	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
+func newMute(t *testing.T, from, to string) *peerdouble.Mute {
+	return peerdouble.NewMute(dialFrom(t, from, to))
 }
 
 // heap is what is allocated and in use.
@@ -87,23 +45,25 @@ func heap() int64 {
 
 // TestCallersThatDoNotRead hold no more memory than callers may, and leave a peer of the configuration what it needs.
 func TestCallersThatDoNotRead(t *testing.T) {
-	for what, attack := range map[string]func(t *testing.T, lease uint64, m *mute) bool{
-		"residents": func(t *testing.T, _ uint64, m *mute) bool {
-			return m.call(proto.PeerService_Residents_FullMethodName, framed(t, &proto.ResidentsRequest{}), 1<<10)
+	for what, attack := range map[string]func(t *testing.T, lease uint64, m *peerdouble.Mute) bool{
+		"residents": func(t *testing.T, _ uint64, m *peerdouble.Mute) bool {
+			return m.Call(proto.PeerService_Residents_FullMethodName, peerdouble.Framed(&proto.ResidentsRequest{}), 1<<10)
 		},
-		"bytes": func(t *testing.T, lease uint64, m *mute) bool {
-			return m.call(proto.PeerService_Fetch_FullMethodName, framed(t, &proto.FetchRequest{Lease: lease, Bytes: 2 * pageBytes}), 1<<10)
+		"bytes": func(t *testing.T, lease uint64, m *peerdouble.Mute) bool {
+			return m.Call(proto.PeerService_Fetch_FullMethodName, peerdouble.Framed(&proto.FetchRequest{Lease: lease, Bytes: 2 * pageBytes}), 1<<10)
 		},
-		"half a message": func(t *testing.T, _ uint64, m *mute) bool {
-			return m.call(proto.PeerService_Lease_FullMethodName, append([]byte{0, 0, 15, 0, 0}, make([]byte, 60<<10)...), 15<<10)
+		"half a message": func(t *testing.T, _ uint64, m *peerdouble.Mute) bool {
+			return m.Call(proto.PeerService_Lease_FullMethodName, append([]byte{0, 0, 15, 0, 0}, make([]byte, 60<<10)...), 15<<10)
 		},
-		"a message in frames of a byte": func(t *testing.T, _ uint64, m *mute) bool {
-			return m.call(proto.PeerService_Lease_FullMethodName, append([]byte{0, 0, 15, 0, 0}, make([]byte, 4<<10)...), 1)
+		"a message in frames of a byte": func(t *testing.T, _ uint64, m *peerdouble.Mute) bool {
+			return m.Call(proto.PeerService_Lease_FullMethodName, append([]byte{0, 0, 15, 0, 0}, make([]byte, 4<<10)...), 1)
 		},
-		"calls of nothing": func(_ *testing.T, _ uint64, m *mute) bool {
-			return m.call(proto.PeerService_Lease_FullMethodName, nil, 1)
+		"calls of nothing": func(_ *testing.T, _ uint64, m *peerdouble.Mute) bool {
+			return m.Call(proto.PeerService_Lease_FullMethodName, nil, 1)
 		},
-		"calls of a method that is none": func(_ *testing.T, _ uint64, m *mute) bool { return m.call("/kvhost.v1.PeerService/None", nil, 1) },
+		"calls of a method that is none": func(_ *testing.T, _ uint64, m *peerdouble.Mute) bool {
+			return m.Call("/kvhost.v1.PeerService/None", nil, 1)
+		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			l := newLender(t)

@@ -1,0 +1,224 @@
+package command
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/testkit/peerdouble"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// attackEnv has this binary attack a host instead of testing: an [attack] as JSON.
+const attackEnv = "KVHOST_TEST_ATTACK"
+
+// attack is a caller of the peers' port that takes all it gets of one thing, in a process of its own.
+type attack struct {
+	What      string
+	From, To  string // addresses
+	Namespace kv.Digest
+	Keys      []kv.Key // that are there
+	Bytes     uint64   // of a piece
+
+	ctx    context.Context
+	calls  []proto.PeerServiceClient // each by a connection
+	work   sync.WaitGroup
+	leases []uint64
+}
+
+const attackStreams = 192 // of a connection: twice as many as it may have
+
+// attacks are by what they take.
+var attacks = map[string]func(a *attack) error{
+	"connections": func(a *attack) error { return a.mutes(200, nil) },
+	"streams": func(a *attack) error {
+		return a.mutes(20, func(m *peerdouble.Mute) bool {
+			return m.Call(proto.PeerService_Residents_FullMethodName, peerdouble.Framed(&proto.ResidentsRequest{}), 1<<10)
+		})
+	},
+	"half messages": func(a *attack) error {
+		return a.mutes(20, func(m *peerdouble.Mute) bool {
+			return m.Call(proto.PeerService_Lease_FullMethodName, append([]byte{0, 0, 15, 0, 0}, make([]byte, 60<<10)...), 15<<10)
+		})
+	},
+	"buffers": func(a *attack) error {
+		r, err := a.lease(0, a.Keys[len(a.Keys)-1])
+		if err != nil {
+			return err
+		}
+		q := peerdouble.Framed(&proto.FetchRequest{Lease: r.GetLease(), Bytes: a.Bytes})
+		return a.mutes(20, func(m *peerdouble.Mute) bool { return m.Call(proto.PeerService_Fetch_FullMethodName, q, 1<<10) })
+	},
+	"leases": func(a *attack) error { return a.leaseAll(a.Keys[len(a.Keys)-1]) },
+	"keys": func(a *attack) error {
+		return a.leaseAll(append(slices.Repeat([]kv.Key{{0xff}}, 1<<10), a.Keys[len(a.Keys)-1])...)
+	},
+	"entries": func(a *attack) error {
+		for n, k := range a.Keys {
+			if _, err := a.lease(n, k); err != nil {
+				return err
+			}
+		}
+		return nil
+	},
+	"turns": func(a *attack) error {
+		r, err := a.lease(0, a.Keys[len(a.Keys)-1])
+		a.busily(func(n int) { _, _ = fetch(a.ctx, a.calls[n%len(a.calls)], r.GetLease(), a.Bytes) })
+		return err
+	},
+	"questions": func(a *attack) error {
+		absent := slices.Repeat([]kv.Key{{0xff}}, 1<<10)
+		a.busily(func(n int) { _, _ = a.lease(n, absent...) })
+		return nil
+	},
+}
+
+// callerFrom is a caller of a host's port at an address of this machine.
+func callerFrom(from, to string) (proto.PeerServiceClient, error) {
+	c, err := grpc.NewClient("passthrough:///"+to, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return peerdouble.DialFrom(from, to) }))
+	return proto.NewPeerServiceClient(c), err
+}
+
+// fetch reads a piece of a lease.
+func fetch(ctx context.Context, c proto.PeerServiceClient, lease, bytes uint64) (data []byte, err error) {
+	st, err := c.Fetch(ctx, &proto.FetchRequest{Lease: lease, Bytes: bytes})
+	for err == nil {
+		var m *proto.FetchResponse
+		if m, err = st.Recv(); err == nil {
+			data = append(data, m.GetData()...)
+		}
+	}
+	if err == io.EOF {
+		err = nil
+	}
+	return data, err
+}
+
+func (a *attack) lease(n int, keys ...kv.Key) (*proto.LeaseResponse, error) {
+	r, err := a.calls[n%len(a.calls)].Lease(a.ctx, leaseOf(a.Namespace, keys...))
+	if id := r.GetLease(); id != 0 {
+		a.leases = append(a.leases, id)
+	}
+	return r, err
+}
+
+func leaseOf(space kv.Digest, keys ...kv.Key) *proto.LeaseRequest {
+	q := &proto.LeaseRequest{NamespaceDigest: space[:], Ranks: 1, Time: durationpb.New(10 * time.Minute)}
+	for _, k := range keys {
+		q.Keys = append(q.Keys, k[:]...)
+	}
+	return q
+}
+
+func (a *attack) leaseAll(keys ...kv.Key) error {
+	for n := 0; ; n++ {
+		if r, err := a.lease(n, keys...); status.Code(err) == codes.ResourceExhausted {
+			return nil
+		} else if err != nil || len(r.GetEntries()) == 0 {
+			return fmt.Errorf("%d leases, and then %d entries: %w", n, len(r.GetEntries()), err)
+		}
+	}
+}
+
+// mutes are connections that call and do not read. The host may refuse them.
+func (a *attack) mutes(connections int, call func(*peerdouble.Mute) bool) error {
+	for range connections {
+		c, err := peerdouble.DialFrom(a.From, a.To)
+		if err != nil {
+			return err
+		}
+		m := peerdouble.NewMute(c)
+		for range attackStreams {
+			if call == nil || !call(m) {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// busily calls again and again, on all connections at once.
+func (a *attack) busily(call func(n int)) {
+	for n := range 64 {
+		a.work.Go(func() {
+			for a.ctx.Err() == nil {
+				call(n)
+			}
+		})
+	}
+}
+
+// attackMain attacks until standard input ends, and gives back what it had.
+func attackMain(text string) int {
+	var a attack
+	err := json.Unmarshal([]byte(text), &a)
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	a.ctx = ctx
+	for range 4 {
+		c, failed := callerFrom(a.From, a.To)
+		if a.calls = append(a.calls, c); failed != nil {
+			err = failed
+		}
+	}
+	if err == nil {
+		err = attacks[a.What](&a)
+	}
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	stop()
+	a.work.Wait()
+	for _, id := range a.leases {
+		_, _ = a.calls[0].Return(context.Background(), &proto.ReturnRequest{Lease: id})
+	}
+	return 0
+}
+
+// start runs an attack in a process until end, or the test's end. It has what it gets when start returns.
+func (a *attack) start(t *testing.T) (end func()) {
+	t.Helper()
+	text, err := json.Marshal(a)
+	testenv.OK(t, err)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), attackEnv+"="+string(text))
+	in, err := cmd.StdinPipe()
+	testenv.OK(t, err)
+	out, err := cmd.StdoutPipe()
+	testenv.OK(t, err)
+	testenv.OK(t, cmd.Start())
+	end = sync.OnceFunc(func() {
+		_ = in.Close()
+		_, _ = io.Copy(io.Discard, out)
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the attacker: %v", err)
+		}
+	})
+	t.Cleanup(end)
+	if said, err := bufio.NewReader(out).ReadString('\n'); strings.TrimSpace(said) != "ready" {
+		t.Fatalf("the attacker that takes %s: %q, %v", a.What, said, err)
+	}
+	return end
+}
