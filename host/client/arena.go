@@ -114,10 +114,14 @@ func (a *Arena) Close() error {
 	return err
 }
 
-// PlaneRegion is the place of one plane's pages in an arena: block b's page is at Offset + b*Stride.
+// PlaneRegion is the place of one plane's pages in an arena: block b's page is at Offset + b*Stride. Where the engine's blocks have
+// several of the group's pages, page i of block b is at Offset + b*Stride + i*PageStride, and stores and loads name the engine's
+// blocks.
 type PlaneRegion struct {
 	Offset, Stride int64
 	Blocks         uint32
+	Pages          uint32 // of a block, the same for all planes; 0 means 1
+	PageStride     int64  // where a block has several
 }
 
 // Registration is a group's pages, registered with the host.
@@ -126,7 +130,8 @@ type Registration struct {
 	group   uint32
 }
 
-// Register registers a group's pages: one region per plane of the group, in the order of its geometry.
+// Register registers a group's pages: one region per plane of the group, in the order of its geometry; with several units
+// (kv.Namespace) those of the rank's first unit, then those of the next.
 func (s *Session) Register(ctx context.Context, group uint32, arena *Arena,
 	planes []PlaneRegion) (*Registration, error) {
 	tag, err := s.pass(ctx, arena)
@@ -139,13 +144,17 @@ func (s *Session) Register(ctx context.Context, group uint32, arena *Arena,
 
 func (s *Session) register(ctx context.Context, group uint32, planes []PlaneRegion,
 	region func(int) *proto.Region) (*Registration, error) {
-	m := &proto.Register{Group: group}
+	m, each := &proto.Register{Group: group}, max(1, len(planes))
+	if g, ok := s.hello.Namespace.Group(group); ok {
+		each = len(g.Geometry.Planes)
+	}
 	for i, p := range planes {
-		if p.Offset < 0 || p.Stride < 0 {
-			return nil, fmt.Errorf("%w: plane %d: offset %d, stride %d", ErrArena, i, p.Offset, p.Stride)
+		if p.Offset < 0 || p.Stride < 0 || p.PageStride < 0 {
+			return nil, fmt.Errorf("%w: plane %d: offset %d, strides %d and %d", ErrArena, i, p.Offset, p.Stride, p.PageStride)
 		}
 		r := region(i)
-		r.Plane, r.Offset, r.Stride, r.Blocks = uint32(i), uint64(p.Offset), uint64(p.Stride), p.Blocks
+		r.Unit, r.Plane, r.Offset, r.Stride, r.Blocks = uint32(i/each), uint32(i%each), uint64(p.Offset), uint64(p.Stride), p.Blocks
+		r.Pages, r.PageStride = p.Pages, uint64(p.PageStride)
 		m.Regions = append(m.Regions, r)
 	}
 	if _, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Register{Register: m}}); err != nil {

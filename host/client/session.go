@@ -23,7 +23,7 @@ type Hello struct {
 	Socket     string // its path
 	Engine     string // names all sessions of one engine, one for each of its ranks
 	Role       string // for logs
-	Rank       uint32 // of all ranks of the namespace
+	Rank       uint32 // of all ranks that the namespace's parallel sizes make
 	LocalRanks uint32 // ranks on this machine; 0 means 1
 	Namespace  kv.Namespace
 	Tenant     uint32 // the tenant that is charged for what the session stores

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -234,9 +235,70 @@ func TestRanks(t *testing.T) {
 		{Namespace{TensorParallel: 8, PipelineStages: 2}, 16},
 		{Namespace{TensorParallel: 8, Replicated: true}, 1},
 		{Namespace{TensorParallel: 8, PipelineStages: 2, Replicated: true}, 2},
+		{Namespace{TensorParallel: 2, Units: 8}, 8},
+		{Namespace{TensorParallel: 16, PipelineStages: 2, Units: 8}, 16},
 	} {
 		if got := c.n.Ranks(); got != c.want {
 			t.Errorf("%+v: %d ranks, want %d", c.n, got, c.want)
+		}
+	}
+}
+
+// Whatever the tensor-parallel size, the ranks of each stage have all of its units, in order, and as many ranks each of them. Engines
+// of all sizes have one namespace.
+func TestUnitsOfRanks(t *testing.T) {
+	for _, units := range []int{1, 2, 8, 16, 64} {
+		digests := map[Digest]bool{}
+		for _, tensor := range []int{1, 2, 4, 8, 16, 32, 64} {
+			n := example()
+			n.TensorParallel, n.Units = tensor, units
+			testenv.OK(t, n.Validate())
+			digests[n.Digest()] = true
+			again, err := ParseNamespace(n.Text())
+			if err != nil || again.Units != units || again.Ranks() != units {
+				t.Fatalf("%q is read as %+v, %v", n.Text(), again, err)
+			}
+			if units > 32 {
+				continue
+			}
+			n.PipelineStages = 2
+			var have []int
+			for rank := range 2 * tensor {
+				first, count := n.Pieces(uint32(rank))
+				for unit := range count {
+					have = append(have, int(first+unit))
+				}
+			}
+			var want []int
+			for unit := range 2 * units {
+				for range max(1, tensor/units) {
+					want = append(want, unit)
+				}
+			}
+			if !slices.Equal(have, want) {
+				t.Errorf("%d units in %d ranks and 2 stages: %v, want %v", units, tensor, have, want)
+			}
+		}
+		ranked := example()
+		if digests[ranked.Digest()] {
+			t.Error("units have the namespace of ranks")
+		}
+		if len(digests) != 1 {
+			t.Errorf("%d units: engines of 7 sizes have %d namespaces, want 1", units, len(digests))
+		}
+	}
+	for what, change := range map[string]func(*Namespace){
+		"8 of 3 ranks":        func(n *Namespace) { n.Units, n.TensorParallel = 8, 3 },
+		"3 of 8 ranks":        func(n *Namespace) { n.Units, n.TensorParallel = 3, 8 },
+		"too many":            func(n *Namespace) { n.Units = MaxRanks + 1 },
+		"too many for stages": func(n *Namespace) { n.Units, n.PipelineStages = 64, 2 },
+		"fewer than none":     func(n *Namespace) { n.Units = -1 },
+		"of replicated ranks": func(n *Namespace) { n.Units, n.Replicated = 2, true },
+		"of spread tokens":    func(n *Namespace) { n.Units, n.ContextParallel = 2, 2 },
+	} {
+		n := example()
+		if change(&n); !errors.Is(n.Validate(), ErrNamespace) {
+			t.Errorf("units %s: got %v, want %v", what, n.Validate(), ErrNamespace)
 		}
 	}
 }

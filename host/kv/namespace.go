@@ -59,7 +59,8 @@ type Group struct {
 }
 
 // Namespace is all that must agree, besides tokens and rank, for one engine's bytes to be another's: two namespaces
-// that differ in any field but PageDType never share a file. Fields beyond those named here go into Extra.
+// that differ in any field but PageDType never share a file. Fields beyond those named here go into Extra. With Units the
+// tensor-parallel size is the engine's alone: engines of other sizes share files.
 type Namespace struct {
 	Model           string
 	Revision        string
@@ -73,17 +74,35 @@ type Namespace struct {
 	PipelineStages  int
 	ContextParallel int
 	Replicated      bool // every rank holds the same bytes (MLA): one piece serves all
+	Units           int  // pieces of a stage's chunk, each a run of KV heads, whatever the tensor-parallel size; 0: one for each rank
 	Groups          []Group
 	Extra           map[string]string
 	PageDType       string // what the pages hold, if DType does not say it: a hint to compression
 }
 
-// Ranks is how many ranks hold different bytes of a chunk.
+// Ranks is how many pieces a chunk has: ranks that hold different bytes of it, or units.
 func (n *Namespace) Ranks() int {
-	if n.Replicated {
+	switch {
+	case n.Units > 0:
+		return n.Units * max(1, n.PipelineStages)
+	case n.Replicated:
 		return max(1, n.PipelineStages)
 	}
 	return max(1, n.TensorParallel) * max(1, n.PipelineStages) * max(1, n.ContextParallel)
+}
+
+// Pieces are those of an engine's rank: so many from the first on. With Units a rank has a run of them, or, where there are more
+// ranks than units, one that other ranks have too.
+func (n *Namespace) Pieces(rank uint32) (first, count uint32) {
+	perStage := uint32(max(1, n.TensorParallel) * max(1, n.ContextParallel))
+	stage, in, units := rank/perStage, rank%perStage, uint32(n.Units)
+	switch {
+	case units > 0:
+		return stage*units + uint32(uint64(in)*uint64(units)/uint64(perStage)), max(1, units/perStage)
+	case n.Replicated:
+		return stage, 1
+	}
+	return rank, 1
 }
 
 // Element is the size in bytes of the numbers in its pages, as far as it matters to a codec: 2 for floats of 16 bits, else
@@ -116,6 +135,12 @@ func (n *Namespace) Validate() error {
 		return fmt.Errorf("%w: tokens_per_block %d", ErrNamespace, n.TokensPerBlock)
 	case n.TensorParallel < 0 || n.PipelineStages < 0 || n.ContextParallel < 0:
 		return fmt.Errorf("%w: a parallel size is negative", ErrNamespace)
+	case n.Units < 0 || n.Units > MaxRanks:
+		return fmt.Errorf("%w: %d units, at most %d", ErrNamespace, n.Units, MaxRanks)
+	case n.Units > 0 && (n.Replicated || n.ContextParallel > 1):
+		return fmt.Errorf("%w: units of replicated or context-parallel ranks", ErrNamespace)
+	case n.Units > 0 && n.Units%max(1, n.TensorParallel) != 0 && n.TensorParallel%n.Units != 0:
+		return fmt.Errorf("%w: %d units cannot be divided among %d ranks", ErrNamespace, n.Units, n.TensorParallel)
 	case n.Ranks() > MaxRanks:
 		return fmt.Errorf("%w: %d ranks, at most %d", ErrNamespace, n.Ranks(), MaxRanks)
 	case len(n.Groups) == 0:
@@ -175,10 +200,13 @@ func (n *Namespace) Text() string {
 		"hash_seed=" + n.HashSeed,
 		"key_bytes=" + strconv.Itoa(n.KeyBytes),
 		"tokens_per_block=" + strconv.Itoa(n.TokensPerBlock),
-		"tensor_parallel=" + strconv.Itoa(max(1, n.TensorParallel)),
 		"pipeline_stages=" + strconv.Itoa(max(1, n.PipelineStages)),
-		"context_parallel=" + strconv.Itoa(max(1, n.ContextParallel)),
-		"replicated=" + strconv.FormatBool(n.Replicated),
+	}
+	if n.Units > 0 {
+		lines = append(lines, "units="+strconv.Itoa(n.Units))
+	} else {
+		lines = append(lines, "tensor_parallel="+strconv.Itoa(max(1, n.TensorParallel)),
+			"context_parallel="+strconv.Itoa(max(1, n.ContextParallel)), "replicated="+strconv.FormatBool(n.Replicated))
 	}
 	for _, g := range n.Groups {
 		lines = append(lines, fmt.Sprintf("group.%d=%s %s", g.ID, g.Lookup, g.Geometry.text()))
@@ -190,7 +218,7 @@ func (n *Namespace) Text() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// ParseNamespace is the inverse of Text. PageDType is no part of it.
+// ParseNamespace is the inverse of Text. PageDType is no part of it, nor is TensorParallel with Units.
 func ParseNamespace(text string) (*Namespace, error) {
 	n := &Namespace{}
 	for key, value := range fields(text) {
@@ -235,6 +263,8 @@ func (n *Namespace) setField(key, value string) (err error) {
 		return number(&n.PipelineStages)
 	case "context_parallel":
 		return number(&n.ContextParallel)
+	case "units":
+		return number(&n.Units)
 	case "replicated":
 		n.Replicated, err = strconv.ParseBool(value)
 		return err

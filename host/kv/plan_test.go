@@ -211,6 +211,9 @@ func FuzzParseNamespace(f *testing.F) {
 		Extra: map[string]string{"a.b": "c=d", "e": ""},
 	}
 	f.Add(n.Text())
+	shared := n
+	shared.Replicated, shared.Units = false, 4
+	f.Add(shared.Text())
 	f.Add("group.0=prefix blocks=1 planes=")
 	f.Fuzz(func(t *testing.T, text string) {
 		switch got, err := ParseNamespace(text); {

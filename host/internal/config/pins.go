@@ -15,7 +15,7 @@ const pinsPath = "session.pins"
 var pinFields = []string{
 	"model", "revision", "dtype", "engine", "hash_algorithm", "hash_seed", "key_bytes", "tokens_per_block",
 	"tensor_parallel",
-	"pipeline_stages", "context_parallel", "replicated",
+	"pipeline_stages", "context_parallel", "replicated", "units",
 }
 
 var pinGroup = regexp.MustCompile(`^group\.(0|[1-9][0-9]*)$`)

@@ -1481,7 +1481,11 @@ type Namespace struct {
 	Extra           map[string]string      `protobuf:"bytes,14,rep,name=extra,proto3" json:"extra,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// What the pages hold, where dtype does not say it ("bfloat16" behind "opaque"). It is a hint to compression and no part of
 	// what must agree: the first session since the host's start that opens the namespace gives it.
-	PageDtype     string `protobuf:"bytes,15,opt,name=page_dtype,json=pageDtype,proto3" json:"page_dtype,omitempty"`
+	PageDtype string `protobuf:"bytes,15,opt,name=page_dtype,json=pageDtype,proto3" json:"page_dtype,omitempty"`
+	// Pieces of a stage's chunk, each a run of KV heads, or the latents of MLA. Then tensor_parallel is this engine's alone, and engines
+	// of other sizes load what it stores. A rank has units / tensor_parallel of them in a row, or, with fewer units than ranks, one
+	// that as many ranks have as it takes. The group's planes are those of one unit. 0: the pieces are the ranks'.
+	Units         uint32 `protobuf:"varint,16,opt,name=units,proto3" json:"units,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1619,6 +1623,13 @@ func (x *Namespace) GetPageDtype() string {
 		return x.PageDtype
 	}
 	return ""
+}
+
+func (x *Namespace) GetUnits() uint32 {
+	if x != nil {
+		return x.Units
+	}
+	return 0
 }
 
 type Group struct {
@@ -1977,7 +1988,7 @@ func (x *Limits) GetArenaBytes() uint64 {
 type Register struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         uint32                 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
-	Regions       []*Region              `protobuf:"bytes,2,rep,name=regions,proto3" json:"regions,omitempty"` // exactly one for each plane of the group
+	Regions       []*Region              `protobuf:"bytes,2,rep,name=regions,proto3" json:"regions,omitempty"` // exactly one for each plane of the group, and of each of the rank's units
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2026,7 +2037,8 @@ func (x *Register) GetRegions() []*Region {
 	return nil
 }
 
-// Region is one plane's pages: block b's page is at offset + b * stride of the file or allocation.
+// Region is one plane's pages: block b's page is at offset + b * stride of the file or allocation. Where the engine's blocks have several
+// of the group's pages, page i of block b is at offset + b * stride + i * page_stride. Then STORE and LOAD name the engine's blocks.
 type Region struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Plane uint32                 `protobuf:"varint,1,opt,name=plane,proto3" json:"plane,omitempty"` // index into the group's planes
@@ -2036,8 +2048,11 @@ type Region struct {
 	//	*Region_CudaIpc
 	Handle        isRegion_Handle `protobuf_oneof:"handle"`
 	Offset        uint64          `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
-	Stride        uint64          `protobuf:"varint,5,opt,name=stride,proto3" json:"stride,omitempty"` // at least the plane's page_bytes
-	Blocks        uint32          `protobuf:"varint,6,opt,name=blocks,proto3" json:"blocks,omitempty"` // the same in all regions of a group
+	Stride        uint64          `protobuf:"varint,5,opt,name=stride,proto3" json:"stride,omitempty"`                           // at least what a block's pages take
+	Blocks        uint32          `protobuf:"varint,6,opt,name=blocks,proto3" json:"blocks,omitempty"`                           // the same in all regions of a group
+	Pages         uint32          `protobuf:"varint,7,opt,name=pages,proto3" json:"pages,omitempty"`                             // of a block, the same in all regions of a group; 0 means 1
+	PageStride    uint64          `protobuf:"varint,8,opt,name=page_stride,json=pageStride,proto3" json:"page_stride,omitempty"` // at least the plane's page_bytes; ignored where a block has one page
+	Unit          uint32          `protobuf:"varint,9,opt,name=unit,proto3" json:"unit,omitempty"`                               // which of the rank's, from 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2121,6 +2136,27 @@ func (x *Region) GetStride() uint64 {
 func (x *Region) GetBlocks() uint32 {
 	if x != nil {
 		return x.Blocks
+	}
+	return 0
+}
+
+func (x *Region) GetPages() uint32 {
+	if x != nil {
+		return x.Pages
+	}
+	return 0
+}
+
+func (x *Region) GetPageStride() uint64 {
+	if x != nil {
+		return x.PageStride
+	}
+	return 0
+}
+
+func (x *Region) GetUnit() uint32 {
+	if x != nil {
+		return x.Unit
 	}
 	return 0
 }
@@ -2886,7 +2922,7 @@ type StoreChunk struct {
 	Key           []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Parent        []byte                 `protobuf:"bytes,2,opt,name=parent,proto3" json:"parent,omitempty"`         // empty for a prefix's first chunk
 	Depth         uint32                 `protobuf:"varint,3,opt,name=depth,proto3" json:"depth,omitempty"`          // chunks from the prefix's start, 0 for the first
-	Blocks        []uint32               `protobuf:"varint,4,rep,packed,name=blocks,proto3" json:"blocks,omitempty"` // the group's blocks per chunk
+	Blocks        []uint32               `protobuf:"varint,4,rep,packed,name=blocks,proto3" json:"blocks,omitempty"` // the chunk's, in order
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5794,7 +5830,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"deviceUuid\x122\n" +
 	"\tnamespace\x18\a \x01(\v2\x14.kvhost.v1.NamespaceR\tnamespace\x12\x16\n" +
 	"\x06tenant\x18\b \x01(\rR\x06tenant\x12'\n" +
-	"\x0funsealed_memory\x18\t \x01(\bR\x0eunsealedMemory\"\xcd\x04\n" +
+	"\x0funsealed_memory\x18\t \x01(\bR\x0eunsealedMemory\"\xe3\x04\n" +
 	"\tNamespace\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\x14\n" +
@@ -5814,7 +5850,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x06groups\x18\r \x03(\v2\x10.kvhost.v1.GroupR\x06groups\x125\n" +
 	"\x05extra\x18\x0e \x03(\v2\x1f.kvhost.v1.Namespace.ExtraEntryR\x05extra\x12\x1d\n" +
 	"\n" +
-	"page_dtype\x18\x0f \x01(\tR\tpageDtype\x1a8\n" +
+	"page_dtype\x18\x0f \x01(\tR\tpageDtype\x12\x14\n" +
+	"\x05units\x18\x10 \x01(\rR\x05units\x1a8\n" +
 	"\n" +
 	"ExtraEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -5855,14 +5892,18 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"arenaBytes\"M\n" +
 	"\bRegister\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12+\n" +
-	"\aregions\x18\x02 \x03(\v2\x11.kvhost.v1.RegionR\aregions\"\xa5\x01\n" +
+	"\aregions\x18\x02 \x03(\v2\x11.kvhost.v1.RegionR\aregions\"\xf0\x01\n" +
 	"\x06Region\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\rR\x05plane\x12\x16\n" +
 	"\x05memfd\x18\x02 \x01(\x04H\x00R\x05memfd\x12\x1b\n" +
 	"\bcuda_ipc\x18\x03 \x01(\fH\x00R\acudaIpc\x12\x16\n" +
 	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x16\n" +
 	"\x06stride\x18\x05 \x01(\x04R\x06stride\x12\x16\n" +
-	"\x06blocks\x18\x06 \x01(\rR\x06blocksB\b\n" +
+	"\x06blocks\x18\x06 \x01(\rR\x06blocks\x12\x14\n" +
+	"\x05pages\x18\a \x01(\rR\x05pages\x12\x1f\n" +
+	"\vpage_stride\x18\b \x01(\x04R\n" +
+	"pageStride\x12\x12\n" +
+	"\x04unit\x18\t \x01(\rR\x04unitB\b\n" +
 	"\x06handle\"\"\n" +
 	"\n" +
 	"Unregister\x12\x14\n" +

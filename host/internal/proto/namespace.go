@@ -21,7 +21,7 @@ func FromNamespace(n *kv.Namespace) *Namespace {
 		HashAlgorithm: n.HashAlgorithm, HashSeed: n.HashSeed,
 		KeyBytes: uint32(n.KeyBytes), TokensPerBlock: uint32(n.TokensPerBlock),
 		TensorParallel: uint32(n.TensorParallel), PipelineStages: uint32(n.PipelineStages), ContextParallel: uint32(n.ContextParallel),
-		Replicated: n.Replicated, Extra: maps.Clone(n.Extra), PageDtype: n.PageDType,
+		Replicated: n.Replicated, Units: uint32(n.Units), Extra: maps.Clone(n.Extra), PageDtype: n.PageDType,
 	}
 	for _, g := range n.Groups {
 		out := &Group{Id: g.ID, Blocks: g.Geometry.Blocks, Lookup: LookupKind_LOOKUP_KIND_PREFIX}
@@ -45,7 +45,7 @@ func (m *Namespace) ToNamespace() (*kv.Namespace, error) {
 		return nil, fmt.Errorf("%w: %d groups, at most %d", ErrMessage, len(m.Groups), MaxGroups)
 	case len(m.Extra) > MaxExtra:
 		return nil, fmt.Errorf("%w: %d extra fields, at most %d", ErrMessage, len(m.Extra), MaxExtra)
-	case max(m.TensorParallel, m.PipelineStages, m.ContextParallel) > MaxParallel:
+	case max(m.TensorParallel, m.PipelineStages, m.ContextParallel, m.Units) > MaxParallel:
 		return nil, fmt.Errorf("%w: a parallel size is above %d", ErrMessage, MaxParallel)
 	}
 	n := &kv.Namespace{
@@ -53,7 +53,7 @@ func (m *Namespace) ToNamespace() (*kv.Namespace, error) {
 		HashAlgorithm: m.HashAlgorithm, HashSeed: m.HashSeed,
 		KeyBytes: int(m.KeyBytes), TokensPerBlock: int(m.TokensPerBlock),
 		TensorParallel: int(m.TensorParallel), PipelineStages: int(m.PipelineStages), ContextParallel: int(m.ContextParallel),
-		Replicated: m.Replicated, Extra: m.Extra, PageDType: m.PageDtype,
+		Replicated: m.Replicated, Units: int(m.Units), Extra: m.Extra, PageDType: m.PageDtype,
 	}
 	for i, g := range m.Groups {
 		out, err := g.group()

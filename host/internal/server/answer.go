@@ -15,7 +15,7 @@ import (
 type lookupHits struct {
 	Lease   *store.Lease
 	Readers uint64          // local ranks that will load
-	Bytes   int64           // of the pages of a chunk
+	Bytes   int64           // of the pages of a rank's chunk
 	Own     *transfer.Queue // of the session that asks, for ranks that have registered no memory
 }
 
@@ -128,7 +128,7 @@ func (x *session) answer(answer *lookupAnswer, g *kv.Group, l *sharedLease) erro
 		return nil
 	}
 	answer.Fill(lookupHits{
-		Lease: l.pins, Readers: l.readers, Bytes: g.Geometry.PageBytes(), Own: x.queue,
+		Lease: l.pins, Readers: l.readers, Bytes: g.Geometry.PageBytes() * int64(x.units), Own: x.queue,
 	}, x.engine)
 	x.server.hold(l)
 	var err error

@@ -9,9 +9,8 @@ import (
 
 // checkBlocks checks one chunk's block ids against the registration.
 func (r *registration) checkBlocks(i int, blocks []uint32, holes bool) error {
-	if len(blocks) != int(r.group.Geometry.Blocks) {
-		return invalid(at("chunks", i, "blocks"), "%d block ids, a chunk of group %d has %d blocks", len(blocks),
-			r.group.ID, r.group.Geometry.Blocks)
+	if want := r.memory.ChunkBlocks(); len(blocks) != want {
+		return invalid(at("chunks", i, "blocks"), "%d block ids, a chunk of group %d has %d blocks", len(blocks), r.group.ID, want)
 	}
 	for _, b := range blocks {
 		if b >= r.memory.Blocks() && (b != abi.None || !holes) {

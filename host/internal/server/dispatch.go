@@ -92,7 +92,7 @@ func (x *session) abandon(j *job) {
 		j.finish()
 		x.share.Unanswered(j.id)
 	case j.message.GetLoad() != nil:
-		s := &loading{job: j, chunks: j.message.GetLoad().GetChunks()}
+		s := &loading{job: j, units: int(max(1, x.units)), chunks: j.message.GetLoad().GetChunks()}
 		if x.engine != nil {
 			_ = s.readTimeline(j.message.GetLoad()) // a bad timeline has no semaphores to write
 		}
@@ -152,7 +152,7 @@ func (x *session) drop(m *proto.SessionRequest) {
 func (x *session) handleGreeted(j *job, m *proto.SessionRequest) error {
 	switch b := m.Body.(type) {
 	case *proto.SessionRequest_Register:
-		err := x.memory.register(x.ns, b.Register)
+		err := x.memory.register(x.ns, int(x.units), b.Register)
 		if err == nil { // a lookup by another rank can tell how long its load takes
 			x.engine.mu.Lock()
 			x.engine.queues[x.rank-x.engine.facts.firstRank] = x.queue

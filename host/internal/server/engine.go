@@ -63,6 +63,8 @@ func (f *facts) agree(with *facts) error {
 		return faultf(proto.Code_CODE_DISAGREEMENT, "rank",
 			"this node's ranks start at %d, by the engine's other sessions at %d",
 			f.firstRank, with.firstRank)
+	case f.namespace.Units > 0 && f.namespace.TensorParallel != with.namespace.TensorParallel:
+		return disagree("namespace.tensor_parallel", uint32(f.namespace.TensorParallel), uint32(with.namespace.TensorParallel))
 	}
 	if diff := f.namespace.Diff(with.namespace); diff != "" {
 		return faultf(proto.Code_CODE_DISAGREEMENT, "namespace", "%s of the engine's other sessions", diff)
@@ -70,31 +72,27 @@ func (f *facts) agree(with *facts) error {
 	return nil
 }
 
-// place returns the piece of a rank, the first rank of this node, and the pieces of this node.
-func place(ns *kv.Namespace, rank, local uint32) (piece, first uint32, pieces uint64, err error) {
-	perStage := uint32(max(1, ns.TensorParallel) * max(1, ns.ContextParallel))
-	ranks := perStage * uint32(max(1, ns.PipelineStages))
+// place returns the first rank of this node, and the pieces of this node.
+func place(ns *kv.Namespace, rank, local uint32) (first uint32, pieces uint64, err error) {
+	ranks := uint32(max(1, ns.TensorParallel) * max(1, ns.ContextParallel) * max(1, ns.PipelineStages))
 	switch {
 	case rank >= ranks:
-		return 0, 0, 0, invalid("rank", "%d, the namespace's parallel sizes make %d ranks", rank, ranks)
+		return 0, 0, invalid("rank", "%d, the namespace's parallel sizes make %d ranks", rank, ranks)
 	case local == 0 || local > kv.MaxRanks:
-		return 0, 0, 0, invalid("local_ranks", "%d, want 1 to %d", local, kv.MaxRanks)
+		return 0, 0, invalid("local_ranks", "%d, want 1 to %d", local, kv.MaxRanks)
 	}
 	first = rank / local * local
 	if first+local > ranks {
-		return 0, 0, 0, invalid("local_ranks", "%d from rank %d on, the namespace's parallel sizes make %d ranks",
+		return 0, 0, invalid("local_ranks", "%d from rank %d on, the namespace's parallel sizes make %d ranks",
 			local, first, ranks)
 	}
-	pieceOf := func(r uint32) uint32 {
-		if ns.Replicated {
-			return r / perStage
-		}
-		return r
-	}
 	for r := first; r < first+local; r++ {
-		pieces |= 1 << pieceOf(r)
+		from, count := ns.Pieces(r)
+		for piece := from; piece < from+count; piece++ {
+			pieces |= 1 << piece
+		}
 	}
-	return pieceOf(rank), first, pieces, nil
+	return first, pieces, nil
 }
 
 // request is one request of the engine and its number in the store: engines choose their numbers freely, the store

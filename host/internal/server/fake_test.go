@@ -209,7 +209,7 @@ func pagesFor(t testing.TB, x *session) {
 	testenv.OK(t, err)
 	x.inbox.Turn.Lock()
 	defer x.inbox.Turn.Unlock()
-	x.memory.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
+	x.memory.regs[0] = &registration{units: 1, group: &x.ns.Groups[0], memory: mem}
 }
 
 // Two engines may both have a request 7; the store must not take them for one. Two ranks of one engine share it, and
@@ -304,8 +304,7 @@ func only(s *Server) *session {
 
 func regionsOf(data []byte) (list []transfer.HostRegion) {
 	for pl := range planes {
-		list = append(list, transfer.HostRegion{Data: data, Offset: base(0, pl), Stride: pageBytes,
-			Blocks: arenaBlocks})
+		list = append(list, transfer.HostRegion{Data: data, Grid: transfer.Grid{Offset: base(0, pl), Stride: pageBytes, Blocks: arenaBlocks}})
 	}
 	return list
 }

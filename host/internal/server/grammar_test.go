@@ -218,7 +218,7 @@ func newFuzzed(t *testing.T, s *Server, pages []byte) *fuzzed {
 	x.receive(hello)
 	mem, err := transfer.NewHostMemory(x.ns.Groups[0].Geometry, regionsOf(pages))
 	testenv.OK(t, err)
-	x.memory.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
+	x.memory.regs[0] = &registration{units: 1, group: &x.ns.Groups[0], memory: mem}
 	return &fuzzed{s, x}
 }
 

@@ -42,11 +42,12 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	if err := x.admitted(ns, m.GetTenant()); err != nil {
 		return err
 	}
-	piece, first, pieces, err := place(ns, m.GetRank(), m.GetLocalRanks())
+	first, pieces, err := place(ns, m.GetRank(), m.GetLocalRanks())
 	if err != nil {
 		return err
 	}
-	x.ns, x.rank, x.piece, x.tenant = ns, m.GetRank(), piece, m.GetTenant()
+	x.ns, x.rank, x.tenant = ns, m.GetRank(), m.GetTenant()
+	x.piece, x.units = ns.Pieces(x.rank)
 	x.memory.unsealed = m.GetUnsealedMemory()
 	x.memory.setDevice(m.GetDeviceUuid())
 	queue := "" // of host memory; queues live as long as the engine, so unknown devices get none

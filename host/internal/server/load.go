@@ -14,7 +14,7 @@ func (x *session) load(j *job, m *proto.Load) error {
 	if err := x.cfg.Limits.checkChunks(len(m.GetChunks())); err != nil {
 		return err
 	}
-	s := &loading{job: j, chunks: m.GetChunks(), silent: m.GetSilent()}
+	s := &loading{job: j, units: int(x.units), chunks: m.GetChunks(), silent: m.GetSilent()}
 	if err := s.readTimeline(m); err != nil {
 		return err
 	}
@@ -76,9 +76,9 @@ func (x *session) useUpLease(m *proto.Load) {
 	}
 }
 
-// checkLoad reads the chunks of a LOAD.
+// checkLoad reads the chunks of a LOAD, for each unit of the session one.
 func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.LoadChunk, error) {
-	chunks := make([]transfer.LoadChunk, len(m.GetChunks()))
+	chunks := make([]transfer.LoadChunk, 0, len(m.GetChunks())*reg.units)
 	used := blockSets.Get().(*blockSet)
 	defer blockSets.Put(used)
 	ids := 0 // those that came, whatever the group's geometry says
@@ -98,7 +98,9 @@ func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.Loa
 				return nil, invalid(at("chunks", i, "blocks"), "block %d twice in one LOAD", b)
 			}
 		}
-		chunks[i] = transfer.LoadChunk{Index: int(c.GetIndex()) - l.first, Blocks: c.GetBlocks()}
+		for unit := range reg.units {
+			chunks = append(chunks, transfer.LoadChunk{Index: int(c.GetIndex()) - l.first, Unit: unit, Blocks: c.GetBlocks()})
+		}
 	}
 	return chunks, nil
 }
@@ -106,6 +108,7 @@ func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.Loa
 // loading collects a LOAD's answer.
 type loading struct {
 	job      *job
+	units    int // the engine's chunk i is of the message's chunk i / units
 	chunks   []*proto.LoadChunk
 	lease    *sharedLease // taken, or nil
 	timeline *timeline
@@ -118,8 +121,10 @@ func (s *loading) layer(layer uint32, failed []int) {
 		return
 	}
 	m := &proto.LoadLayer{Layer: layer}
-	for _, i := range failed {
-		m.Failed = append(m.Failed, uint32(i))
+	for _, i := range failed { // in ascending order
+		if at := uint32(i / s.units); len(m.Failed) == 0 || m.Failed[len(m.Failed)-1] != at {
+			m.Failed = append(m.Failed, at)
+		}
 	}
 	s.job.session.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_LoadLayer{LoadLayer: m}})
 }
@@ -142,7 +147,7 @@ func (s *loading) failAll(err error) {
 func (s *loading) failed(err error) {
 	o := transfer.Outcome{Failed: make([]transfer.ChunkError, len(s.chunks))}
 	for i := range s.chunks {
-		o.Failed[i] = transfer.ChunkError{Chunk: i, Err: err}
+		o.Failed[i] = transfer.ChunkError{Chunk: i * s.units, Err: err}
 	}
 	s.complete(o)
 }
@@ -154,11 +159,14 @@ func (s *loading) complete(o transfer.Outcome) {
 	}
 	s.timeline.over(len(o.Failed) > 0)
 	reply := &proto.LoadDone{Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load()}
-	for _, f := range o.Failed {
+	for _, f := range o.Failed { // in ascending order
+		at := f.Chunk / s.units
+		if n := len(reply.Failures); n > 0 && reply.Failures[n-1].Chunk == uint32(at) {
+			continue // another unit of the chunk has failed, too
+		}
 		f.Err = s.job.cause(f.Err)
 		reply.Failures = append(reply.Failures, &proto.ChunkFailure{
-			Chunk: uint32(f.Chunk), Code: codeOf(f.Err), Message: f.Err.Error(),
-			Blocks: wanted(s.chunks[f.Chunk].GetBlocks()),
+			Chunk: uint32(at), Code: codeOf(f.Err), Message: f.Err.Error(), Blocks: wanted(s.chunks[at].GetBlocks()),
 		})
 	}
 	s.job.finish()

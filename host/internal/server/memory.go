@@ -47,6 +47,7 @@ type clientMemory struct {
 // registration is a group's pages in a session. Its fields are set before it is in the session's table.
 type registration struct {
 	group   *kv.Group
+	units   int // of the session
 	memory  transfer.Memory
 	maps    []*mapping
 	imports []*gds.Import // of a GPU's memory

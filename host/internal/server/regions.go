@@ -11,7 +11,7 @@ import (
 )
 
 // register maps what a REGISTER names. It uses up the descriptors that it names, even when it fails.
-func (c *clientMemory) register(ns *kv.Namespace, m *proto.Register) error {
+func (c *clientMemory) register(ns *kv.Namespace, units int, m *proto.Register) error {
 	files := c.takeDescriptors(m.GetRegions())
 	defer files.close()
 	group, err := groupOf(ns, m.GetGroup())
@@ -21,7 +21,7 @@ func (c *clientMemory) register(ns *kv.Namespace, m *proto.Register) error {
 	if r := c.regs[group.ID]; r != nil {
 		return faultf(proto.Code_CODE_BUSY, "group", "%d is registered already", group.ID)
 	}
-	r := &registration{group: group}
+	r := &registration{group: group, units: units}
 	if err := c.share.Take(budget.Regions, int64(len(m.GetRegions()))); err != nil {
 		return err
 	}
@@ -45,41 +45,47 @@ func onDevice(i int, m *proto.Region) (field string, ok bool) {
 // mapRegions maps the memory of a REGISTER, each file or allocation once. r holds what was mapped, even when it fails.
 func (c *clientMemory) mapRegions(g *kv.Group, regions []*proto.Region, files descriptors, r *registration) (transfer.Memory, error) {
 	planes := g.Geometry.Planes
-	if len(regions) != len(planes) {
-		return nil, invalid("regions", "%d, group %d has %d planes", len(regions), g.ID, len(planes))
+	if len(regions) != r.units*len(planes) {
+		return nil, invalid("regions", "%d, group %d has %d planes, and the rank %d units", len(regions), g.ID, len(planes), r.units)
 	}
 	_, device := onDevice(0, regions[0])
-	byTag, known, taken := map[uint64]*mapping{}, map[string]*gds.Import{}, make([]bool, len(planes))
-	host, onGPU := make([]transfer.HostRegion, len(planes)), make([]transfer.DeviceRegion, len(planes))
+	byTag, known := map[uint64]*mapping{}, map[string]*gds.Import{}
+	host, onGPU := make([]transfer.HostRegion, len(regions)), make([]transfer.DeviceRegion, len(regions))
+	taken := make([]bool, len(regions)) // by unit and plane
 	for i, m := range regions {
 		if err := c.checkKind(i, m, device); err != nil {
 			return nil, err
 		}
-		if err := checkPlane(i, m, g, taken); err != nil {
+		place, err := checkPlane(i, m, g, taken)
+		if err != nil {
 			return nil, err
 		}
 		var size int64
-		offset, stride, blocks := int64(m.GetOffset()), int64(m.GetStride()), m.GetBlocks()
+		grid := transfer.Grid{Offset: int64(m.GetOffset()), Stride: int64(m.GetStride()), Blocks: m.GetBlocks(), Pages: m.GetPages(),
+			PageStride: int64(m.GetPageStride())}
 		if device {
 			mem, err := c.importHandle(at("regions", i, "cuda_ipc"), m.GetCudaIpc(), known, r)
 			if err != nil {
 				return nil, err
 			}
 			size = mem.Size
-			onGPU[m.GetPlane()] = transfer.DeviceRegion{Base: mem.Base, Bytes: size, Offset: offset, Stride: stride, Blocks: blocks}
+			onGPU[place] = transfer.DeviceRegion{Base: mem.Base, Bytes: size, Grid: grid}
 		} else {
 			a, err := c.mapTag(i, m.GetMemfd(), byTag, files, r)
 			if err != nil {
 				return nil, err
 			}
 			size = a.file.Size
-			host[m.GetPlane()] = transfer.HostRegion{Data: a.data, Offset: offset, Stride: stride, Blocks: blocks}
+			host[place] = transfer.HostRegion{Data: a.data, Grid: grid}
 		}
 		if err := checkRegion(i, m, planes[m.GetPlane()].PageBytes, size); err != nil {
 			return nil, err
 		}
-		if blocks != regions[0].GetBlocks() {
-			return nil, invalid(at("regions", i, "blocks"), "%d, regions[0] has %d", blocks, regions[0].GetBlocks())
+		if grid.Blocks != regions[0].GetBlocks() {
+			return nil, invalid(at("regions", i, "blocks"), "%d, regions[0] has %d", grid.Blocks, regions[0].GetBlocks())
+		}
+		if m.GetPages() != regions[0].GetPages() {
+			return nil, invalid(at("regions", i, "pages"), "%d, regions[0] has %d", m.GetPages(), regions[0].GetPages())
 		}
 	}
 	var mem transfer.Memory
@@ -126,25 +132,44 @@ func (c *clientMemory) mapTag(i int, tag uint64, byTag map[uint64]*mapping, file
 	return a, err
 }
 
-// checkPlane checks that a region names a plane of the group, and is the first of that plane.
-func checkPlane(i int, m *proto.Region, g *kv.Group, taken []bool) error {
-	switch {
-	case uint64(m.GetPlane()) >= uint64(len(taken)):
-		return invalid(at("regions", i, "plane"), "%d, group %d has %d planes", m.GetPlane(), g.ID, len(taken))
-	case taken[m.GetPlane()]:
-		return invalid(at("regions", i, "plane"), "%d twice", m.GetPlane())
+// checkPlane checks that a region names a plane of the group and a unit of the rank, and is the first of both. It returns its place
+// among the regions by unit and plane.
+func checkPlane(i int, m *proto.Region, g *kv.Group, taken []bool) (place int, err error) {
+	planes := len(g.Geometry.Planes)
+	if uint64(m.GetPlane()) >= uint64(planes) {
+		return 0, invalid(at("regions", i, "plane"), "%d, group %d has %d planes", m.GetPlane(), g.ID, planes)
 	}
-	taken[m.GetPlane()] = true
-	return nil
+	if units := len(taken) / planes; uint64(m.GetUnit()) >= uint64(units) {
+		return 0, invalid(at("regions", i, "unit"), "%d, the rank has %d units", m.GetUnit(), units)
+	}
+	if place = int(m.GetUnit())*planes + int(m.GetPlane()); taken[place] {
+		return 0, invalid(at("regions", i, "plane"), "%d twice", m.GetPlane())
+	}
+	taken[place] = true
+	return place, nil
 }
 
 // checkRegion checks that every page lies within the file or allocation, without overflow for any input.
 func checkRegion(i int, m *proto.Region, page uint32, size int64) error {
+	pages, between := uint64(max(1, m.GetPages())), m.GetPageStride()
 	switch {
 	case m.GetBlocks() == 0 || m.GetBlocks() == math.MaxUint32:
 		return invalid(at("regions", i, "blocks"), "%d", m.GetBlocks())
-	case m.GetStride() < uint64(page):
-		return invalid(at("regions", i, "stride"), "%d, the plane's pages have %d bytes", m.GetStride(), page)
+	case pages > kv.MaxBlocks:
+		return invalid(at("regions", i, "pages"), "%d, a chunk has at most %d", pages, kv.MaxBlocks)
+	case pages > 1 && (between < uint64(page) || between > uint64(size)):
+		return invalid(at("regions", i, "page_stride"), "%d, the plane's pages have %d bytes, and its memory %d", between, page, size)
+	}
+	block := uint64(page) // what the pages of a block take
+	if pages > 1 {
+		if between > (math.MaxInt64-block)/(pages-1) {
+			return invalid(at("regions", i, "page_stride"), "%d, its memory has %d bytes", between, size)
+		}
+		block += (pages - 1) * between
+	}
+	switch {
+	case m.GetStride() < block:
+		return invalid(at("regions", i, "stride"), "%d, a block's pages take %d bytes", m.GetStride(), block)
 	case m.GetStride() > uint64(size):
 		return invalid(at("regions", i, "stride"), "%d, its memory has %d bytes", m.GetStride(), size)
 	case m.GetOffset() > uint64(size):
@@ -152,7 +177,7 @@ func checkRegion(i int, m *proto.Region, page uint32, size int64) error {
 	}
 	// blocks < 2^32 and stride <= size < 2^63: divide instead of multiplying.
 	left := uint64(size) - m.GetOffset()
-	if left < uint64(page) || (left-uint64(page))/m.GetStride() < uint64(m.GetBlocks()-1) {
+	if left < block || (left-block)/m.GetStride() < uint64(m.GetBlocks()-1) {
 		return invalid(at("regions", i, "blocks"),
 			"%d of stride %d from offset %d do not lie within its memory's %d bytes",
 			m.GetBlocks(), m.GetStride(), m.GetOffset(), size)

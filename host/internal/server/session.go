@@ -44,7 +44,8 @@ type greeted struct {
 	engine *servingEngine // nil before HELLO
 	ns     *kv.Namespace
 	rank   uint32 // the session's rank in its engine
-	piece  uint32 // the piece of an entry that the rank stores and loads
+	piece  uint32 // the first piece of an entry that the rank stores and loads
+	units  uint32 // how many they are
 	tenant uint32
 	queue  *transfer.Queue // the queue of the client's device
 }

@@ -48,14 +48,19 @@ func (s *storing) reserve(wants []store.PutRequest, number uint32, spec *transfe
 	waits := s.waits()
 	for i, q := range wants {
 		q.Request = number
-		put, err := s.reserveOne(q, waits)
-		if err != nil {
-			s.refused(i, err)
-			continue
+		for unit := range j.reg.units {
+			put, err := s.reserveOne(q, waits)
+			q.Rank++
+			if err != nil {
+				if s.refused(i, err) != proto.ChunkResult_CHUNK_RESULT_RESIDENT {
+					break // what holds for one unit holds for the others
+				}
+				continue
+			}
+			s.index = append(s.index, i)
+			spec.Chunks = append(spec.Chunks,
+				transfer.StoreChunk{Put: put, Unit: unit, Blocks: j.message.GetStore().Chunks[i].Blocks})
 		}
-		s.results[i] = resultOf(nil)
-		s.index = append(s.index, i)
-		spec.Chunks = append(spec.Chunks, transfer.StoreChunk{Put: put, Blocks: j.message.GetStore().Chunks[i].Blocks})
 	}
 	j.session.submit(s, spec)
 }
@@ -178,10 +183,26 @@ func newStoring(j *job, chunks int) *storing {
 	return &storing{job: j, results: make([]proto.ChunkResult, chunks)}
 }
 
-// refused records a chunk that was not reserved.
-func (s *storing) refused(i int, err error) {
-	if s.results[i] = resultOf(err); s.results[i] == proto.ChunkResult_CHUNK_RESULT_FAILED {
+// refused records a unit of a chunk that was not stored, and why.
+func (s *storing) refused(i int, err error) proto.ChunkResult {
+	r := resultOf(err)
+	if r == proto.ChunkResult_CHUNK_RESULT_FAILED && s.results[i] != r {
 		s.failures = append(s.failures, &proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(err), Message: err.Error()})
+	}
+	s.add(i, r)
+	return r
+}
+
+// weight orders results. Of a chunk's units the heaviest counts: what some had already, and others got, is stored.
+var weight = [...]int{
+	proto.ChunkResult_CHUNK_RESULT_RESIDENT: 1, proto.ChunkResult_CHUNK_RESULT_STORED: 2, proto.ChunkResult_CHUNK_RESULT_REFUSED: 3,
+	proto.ChunkResult_CHUNK_RESULT_SHED: 4, proto.ChunkResult_CHUNK_RESULT_FAILED: 5,
+}
+
+// add adds a unit's result to its chunk's.
+func (s *storing) add(i int, r proto.ChunkResult) {
+	if weight[r] > weight[s.results[i]] {
+		s.results[i] = r
 	}
 }
 
@@ -194,16 +215,14 @@ func (s *storing) read(o transfer.Outcome) {
 
 func (s *storing) published(o transfer.Outcome) {
 	s.freeRoom()
-	for _, f := range o.Failed {
-		i := s.index[f.Chunk]
-		f.Err = s.job.cause(f.Err)
-		s.results[i] = proto.ChunkResult_CHUNK_RESULT_FAILED
-		if r := resultOf(f.Err); r != proto.ChunkResult_CHUNK_RESULT_FAILED {
-			s.results[i] = r // at publication another piece was there, or the disk was full
+	failed := o.Failed // in ascending order
+	for k, i := range s.index {
+		if len(failed) == 0 || failed[0].Chunk != k {
+			s.add(i, proto.ChunkResult_CHUNK_RESULT_STORED)
 			continue
 		}
-		s.failures = append(s.failures, &proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(f.Err),
-			Message: f.Err.Error()})
+		s.refused(i, s.job.cause(failed[0].Err)) // at publication another piece was there, or the disk was full, or it failed
+		failed = failed[1:]
 	}
 	x := s.job.session
 	s.job.finish()

@@ -15,7 +15,7 @@ func TestLayerwiseBlocksAreCheckedFirst(t *testing.T) {
 	geo := kv.Uniform(2, 3, 1, 4096)
 	var regions []HostRegion
 	for range geo.Planes {
-		regions = append(regions, HostRegion{Data: make([]byte, 4*4096), Stride: 4096, Blocks: 4})
+		regions = append(regions, HostRegion{Data: make([]byte, 4*4096), Grid: Grid{Stride: 4096, Blocks: 4}})
 	}
 	m, err := NewHostMemory(geo, regions)
 	testenv.OK(t, err)

@@ -123,8 +123,7 @@ func TestCompressedPiecesAreEverybodys(t *testing.T) {
 func (r *deviceRig) hostMemory() (*HostMemory, *Queue, func(plane int, id uint32) []byte) {
 	var regions []HostRegion
 	for _, p := range r.geo.Planes {
-		regions = append(regions, HostRegion{Data: make([]byte, int(p.PageBytes)*int(r.memory.Blocks())),
-			Stride: int64(p.PageBytes), Blocks: r.memory.Blocks()})
+		regions = append(regions, HostRegion{Data: make([]byte, int(p.PageBytes)*int(r.memory.Blocks())), Grid: Grid{Stride: int64(p.PageBytes), Blocks: r.memory.Blocks()}})
 	}
 	m, err := NewHostMemory(r.geo, regions)
 	testenv.OK(r.t, err)

@@ -12,43 +12,32 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// DeviceRegion is the memory of one plane on a GPU: page i is at Base+Offset+i*Stride of an allocation of Bytes
-// bytes that is mapped at Base.
+// DeviceRegion is the memory of one plane on a GPU, in an allocation of Bytes bytes that is mapped at Base.
 type DeviceRegion struct {
-	Base   uint64
-	Bytes  int64
-	Offset int64
-	Stride int64
-	Blocks uint32
+	Base  uint64
+	Bytes int64
+	Grid
 }
 
 // DeviceMemory is [Memory] on a GPU: a client's allocations, imported here. Its addresses never leave it. Callers
 // name pages by plane and block id, and ids are checked before any copy starts.
 type DeviceMemory struct {
-	gpu      *gds.GPU
-	geometry kv.Geometry
-	regions  []DeviceRegion // by plane
-	blocks   uint32
+	shape
+	gpu   *gds.GPU
+	bases []uint64 // of the grids
 }
 
-// NewDeviceMemory checks that regions, one per plane of g in its order, hold their pages.
+// NewDeviceMemory checks that regions, for each unit one per plane of g in its order, hold their pages.
 func NewDeviceMemory(gpu *gds.GPU, g kv.Geometry, regions []DeviceRegion) (*DeviceMemory, error) {
-	shapes := make([]regionShape, len(regions))
+	m := &DeviceMemory{gpu: gpu}
+	grids := make([]Grid, len(regions))
 	for i, r := range regions {
-		shapes[i] = regionShape{size: r.Bytes, offset: r.Offset, stride: r.Stride, blocks: r.Blocks}
+		grids[i], m.bases = r.Grid, append(m.bases, r.Base)
 	}
-	blocks, err := checkRegions(&g, shapes)
-	if err != nil {
-		return nil, err
-	}
-	return &DeviceMemory{gpu: gpu, geometry: g, regions: regions, blocks: blocks}, nil
+	var err error
+	m.shape, err = newShape(g, grids, func(i int) int64 { return regions[i].Bytes })
+	return m, err
 }
-
-// Geometry returns the shape of a chunk in this memory.
-func (m *DeviceMemory) Geometry() kv.Geometry { return m.geometry }
-
-// Blocks returns the number of blocks.
-func (m *DeviceMemory) Blocks() uint32 { return m.blocks }
 
 // hostBatch starts a batch between pages and a buffer of this process.
 func hostBatch(flag *gds.Flag, dir gds.Direction, buffer []byte) func(*gds.Thread) gds.Batch {
@@ -88,20 +77,11 @@ func (m *DeviceMemory) check(ids []uint32) error {
 	return nil
 }
 
-// add adds the spans of a range to a batch on the range's buffer.
+// add adds the page runs of a range to a batch on the range's buffer.
 func (m *DeviceMemory) add(b *gds.Batch, r *ExtentRange) error {
-	for c := r.Plan.Spans(r.Lo, r.Hi); c.Next(); {
-		id := r.Blocks[c.Span.Block]
-		if id == abi.None {
-			continue
-		}
-		region := &m.regions[c.Span.Plane]
-		page := region.Base + uint64(region.Offset+int64(id)*region.Stride+int64(c.Span.PageOff))
-		if err := b.Add(page, int(c.Span.Off-r.Base), int(c.Span.Len)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return m.each(r, r.Lo, r.Hi, func(p pageRun) error {
+		return b.Add(m.bases[p.region]+uint64(p.at), int(p.off-r.Base), int(p.len))
+	})
 }
 
 // flaggedMemory is device memory as one job sees it: its copies stop when the job's cancel sets the flag.

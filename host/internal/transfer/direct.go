@@ -153,7 +153,7 @@ func (l *loading) scatterSlot(head *store.Head, slot *gds.DirectSlot) error {
 	m := l.memory.(flaggedMemory)
 	at, n := slot.Address+uint64(head.DataOffset), int(head.Plan.PayloadBytes())
 	begin := func(t *gds.Thread) gds.Batch { return t.BeginDevice(gds.Scatter, at, n, m.flag) }
-	return m.move(begin, &ExtentRange{Plan: head.Plan, Hi: len(head.Plan.Extents()), Blocks: l.ids})
+	return m.move(begin, &ExtentRange{Plan: head.Plan, Hi: len(head.Plan.Extents()), Unit: l.unit, Blocks: l.ids})
 }
 
 // sumSlot computes the checksums of a payload at an offset of a slot, on the GPU.

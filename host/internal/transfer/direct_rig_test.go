@@ -104,8 +104,7 @@ func newDeviceRigOf(
 		b, err := r.gpu.Alloc(size)
 		must(err)
 		r.planes = append(r.planes, b)
-		regions = append(regions, DeviceRegion{Base: b.Address, Bytes: size, Offset: 32, Stride: stride,
-			Blocks: blocks})
+		regions = append(regions, DeviceRegion{Base: b.Address, Bytes: size, Grid: Grid{Offset: 32, Stride: stride, Blocks: blocks}})
 	}
 	r.memory, err = NewDeviceMemory(r.gpu, geo, regions)
 	must(err)

@@ -393,6 +393,78 @@ func TestEveryRouteRefusesOtherShapes(t *testing.T) {
 	})
 }
 
+// paired is the same memory, in blocks of two pages each.
+func (r *routeRig) paired() Memory {
+	r.t.Helper()
+	in := func(stride int64, offset int64) Grid {
+		return Grid{Offset: offset, Stride: 2 * stride, Blocks: r.memory.Blocks() / 2, Pages: 2, PageStride: stride}
+	}
+	if r.host != nil { // the pages of a block touch
+		var regions []HostRegion
+		for plane := range r.geo.Planes {
+			first := r.host(plane, 0)
+			regions = append(regions, HostRegion{Data: first[:cap(first)], Grid: in(int64(len(first)), 0)})
+		}
+		m, err := NewHostMemory(r.geo, regions)
+		testenv.OK(r.t, err)
+		return m
+	}
+	var regions []DeviceRegion
+	for plane, p := range r.planes {
+		regions = append(regions, DeviceRegion{Base: p.Address, Bytes: p.Size, Grid: in(int64(r.geo.Planes[plane].PageBytes+64), 32)})
+	}
+	m, err := NewDeviceMemory(r.gpu, r.geo, regions)
+	testenv.OK(r.t, err)
+	return m
+}
+
+// Blocks may have several of a chunk's pages each. A chunk of those is the same piece as one of blocks with a page each.
+func TestEveryRouteMovesBlocksOfSeveralPages(t *testing.T) {
+	everyRoute(t, func(t *testing.T, r *routeRig) {
+		pairs := r.paired()
+		draw := func() (blocks, pages []uint32) {
+			for _, b := range r.rng.Perm(int(pairs.Blocks()))[:pairs.ChunkBlocks()] {
+				blocks, pages = append(blocks, uint32(b)), append(pages, uint32(2*b), uint32(2*b+1))
+			}
+			return blocks, pages
+		}
+		for n, from := range []Memory{pairs, r.from} {
+			blocks, pages := draw()
+			put := r.put(n, pages)
+			if from == pairs {
+				put.Blocks = blocks
+			}
+			if read, out := r.storeFrom(r.queue, from, put); len(read.Failed)+len(out.Failed) > 0 {
+				t.Fatalf("a store failed: %+v, %+v", read.Failed, out.Failed)
+			}
+			for _, by := range []*Layers{nil, {}} {
+				for _, to := range []Memory{pairs, r.from} {
+					r.poison()
+					blocks, pages := draw()
+					ids := pages
+					if to == pairs {
+						ids = blocks
+					}
+					if out := r.loadTo(r.queue, to, []int{n}, [][]uint32{ids}, by); len(out.Failed) > 0 {
+						t.Fatalf("a load failed: %+v", out.Failed)
+					}
+					r.hold(map[int][]uint32{n: pages}, nil)
+				}
+			}
+			r.poison()
+			blocks, pages = draw() // and one that is not wanted
+			blocks[0], pages[0], pages[1] = abi.None, abi.None, abi.None
+			if out := r.loadTo(r.queue, pairs, []int{n}, [][]uint32{blocks}, nil); len(out.Failed) > 0 {
+				t.Fatalf("a load of a part failed: %+v", out.Failed)
+			}
+			r.hold(map[int][]uint32{n: pages}, nil)
+		}
+		if _, out := r.storeFrom(r.queue, pairs, r.put(2, r.shuffled(1)[0])); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrBlocks) {
+			t.Errorf("a store of twice the blocks failed with %+v, want %v", out.Failed, ErrBlocks)
+		}
+	})
+}
+
 // otherShape is the same memory, as pages of half the size.
 func (r *routeRig) otherShape() Memory {
 	r.t.Helper()
@@ -401,7 +473,7 @@ func (r *routeRig) otherShape() Memory {
 		var regions []HostRegion
 		for plane := range r.geo.Planes {
 			first := r.host(plane, 0)
-			regions = append(regions, HostRegion{Data: first[:cap(first)], Stride: int64(len(first)), Blocks: r.memory.Blocks()})
+			regions = append(regions, HostRegion{Data: first[:cap(first)], Grid: Grid{Stride: int64(len(first)), Blocks: r.memory.Blocks()}})
 		}
 		m, err := NewHostMemory(geo, regions)
 		testenv.OK(r.t, err)
@@ -409,8 +481,8 @@ func (r *routeRig) otherShape() Memory {
 	}
 	var regions []DeviceRegion
 	for plane, p := range r.planes {
-		regions = append(regions, DeviceRegion{Base: p.Address, Bytes: p.Size, Offset: 32,
-			Stride: int64(r.geo.Planes[plane].PageBytes + 64), Blocks: r.memory.Blocks()})
+		regions = append(regions, DeviceRegion{Base: p.Address, Bytes: p.Size,
+			Grid: Grid{Offset: 32, Stride: int64(r.geo.Planes[plane].PageBytes + 64), Blocks: r.memory.Blocks()}})
 	}
 	m, err := NewDeviceMemory(r.gpu, geo, regions)
 	testenv.OK(r.t, err)

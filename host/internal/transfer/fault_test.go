@@ -241,7 +241,7 @@ func TestBlockIdsAreCheckedBeforeAnythingMoves(t *testing.T) {
 
 func TestRegionsAreChecked(t *testing.T) {
 	geo := kv.Uniform(2, 2, 1, 4096)
-	ok := transfer.HostRegion{Data: make([]byte, 4*5000), Stride: 5000, Blocks: 4}
+	ok := transfer.HostRegion{Data: make([]byte, 4*5000), Grid: transfer.Grid{Stride: 5000, Blocks: 4}}
 	for name, change := range map[string]func(*transfer.HostRegion){
 		"no blocks":         func(r *transfer.HostRegion) { r.Blocks = 0 },
 		"pages overlap":     func(r *transfer.HostRegion) { r.Stride = 4095 },

@@ -153,7 +153,7 @@ func (r *pieceReader) byGPU(
 		return mid, false, nil, ErrCancelled
 	}
 	defer r.fence.leave() // also when the copy panics: the fence must be able to close
-	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: mid, Blocks: r.ids, Base: from, Table: head.Table}
+	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: mid, Unit: r.unit, Blocks: r.ids, Base: from, Table: head.Table}
 	src := in.part(head.Offsets[lo]-base, head.Offsets[mid]-base)
 	took, done, doubt, err := r.memory.(flaggedMemory).decode(&x, head.Stored[lo:mid], src)
 	if done && err == nil {

@@ -33,7 +33,7 @@ func TestShrinkingMemory(t *testing.T) {
 	const page, blocks = 1 << 20, 64
 	geo := kv.Uniform(blocks, 1, 1, page)
 	f, data := shared(t, page*blocks)
-	m, err := NewHostMemory(geo, []HostRegion{{Data: data, Stride: page, Blocks: blocks}})
+	m, err := NewHostMemory(geo, []HostRegion{{Data: data, Grid: Grid{Stride: page, Blocks: blocks}}})
 	testenv.OK(t, err)
 	plan, err := kv.NewPlan(geo, []abi.Segment{{Blocks: blocks, PageLen: page}})
 	testenv.OK(t, err)

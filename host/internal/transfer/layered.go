@@ -174,7 +174,7 @@ func (t *layerTask) open() (err error) {
 	}
 	defer func() { c.failed = err }()
 	if c.piece == nil {
-		if c.piece, err = t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank); err != nil {
+		if c.piece, err = t.spec.open(t.index); err != nil {
 			return err
 		}
 		c.open = true

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/kvhost/kvhost/abi"
@@ -11,10 +12,12 @@ import (
 // Memory is one session's registered pages of one group. A page is addressed by plane and block id, never by pointer.
 // Implementations are safe for concurrent use; callers make sure that concurrent jobs use different blocks.
 type Memory interface {
-	// Geometry returns the shape of a chunk in this memory.
+	// Geometry returns the shape of a unit's chunk in this memory.
 	Geometry() kv.Geometry
 	// Blocks returns the number of blocks: ids are below it.
 	Blocks() uint32
+	// ChunkBlocks returns how many of them a chunk has: each holds as many of its pages.
+	ChunkBlocks() int
 	// Gather copies extents from pages to dst and writes their checksums to the range's table.
 	Gather(r ExtentRange, dst []byte) error
 	// Scatter copies extents from src to pages. No byte of an extent reaches a page before the extent is verified
@@ -26,7 +29,8 @@ type Memory interface {
 type ExtentRange struct {
 	Plan   *kv.Plan
 	Lo, Hi int
-	Blocks []uint32 // the client's block id for each block of the chunk
+	Unit   int      // of the memory
+	Blocks []uint32 // the client's block ids, in the chunk's order
 	Base   int64    // payload offset of the buffer's first byte
 	Table  []uint64 // checksums by extent of the plan
 }
@@ -42,83 +46,148 @@ func (r *ExtentRange) verify(buf []byte) error {
 	return kv.VerifyExtents(r.Plan, r.Lo, r.Hi, buf, r.Base, r.Table)
 }
 
-// HostRegion is the memory of one plane: page i is at Data[Offset+i*Stride:].
+// Grid is where the pages of one plane are in a memory: page i of block b is at Offset+b*Stride+i*PageStride.
+type Grid struct {
+	Offset     int64
+	Stride     int64
+	Blocks     uint32
+	Pages      uint32 // of a block; 0 means 1
+	PageStride int64  // where a block has several
+}
+
+// blockBytes is what a block's pages take from the first one's begin to the last one's end. It is negative where that overflows, and
+// where pages overlap.
+func (g *Grid) blockBytes(page int64) int64 {
+	more := int64(max(1, g.Pages) - 1)
+	if more > 0 && (g.PageStride < page || g.PageStride > math.MaxInt64/2/more) {
+		return -1
+	}
+	return more*g.PageStride + page
+}
+
+// Check says what is wrong with a grid of pages of so many bytes in a memory of size bytes, for any input.
+func (g *Grid) Check(page, size int64) error {
+	block := g.blockBytes(page)
+	switch {
+	case g.Blocks == 0 || g.Blocks == math.MaxUint32:
+		return fmt.Errorf("%w: blocks: %d", ErrRegion, g.Blocks)
+	case block < 0:
+		return fmt.Errorf("%w: page_stride: %d, %d pages of %d bytes", ErrRegion, g.PageStride, g.Pages, page)
+	case g.Stride < block:
+		return fmt.Errorf("%w: stride: %d, a block's pages take %d bytes", ErrRegion, g.Stride, block)
+	case g.Offset < 0 || size < block || g.Offset > size-block || (size-block-g.Offset)/g.Stride < int64(g.Blocks-1):
+		return fmt.Errorf("%w: blocks: %d of stride %d from offset %d do not fit %d bytes", ErrRegion, g.Blocks, g.Stride, g.Offset, size)
+	}
+	return nil
+}
+
+// shape is the part of a memory that is the same on hosts and devices.
+type shape struct {
+	geometry kv.Geometry
+	grids    []Grid // by unit and plane
+	blocks   uint32
+	pages    uint32 // of a block
+}
+
+// newShape checks that grids, for each unit one per plane of g in its order, hold their pages in memory of so many bytes each.
+func newShape(g kv.Geometry, grids []Grid, size func(i int) int64) (shape, error) {
+	if err := g.Validate(); err != nil {
+		return shape{}, err
+	}
+	planes := len(g.Planes)
+	if len(grids) == 0 || len(grids)%planes != 0 {
+		return shape{}, fmt.Errorf("%w: %d regions for %d planes", ErrRegion, len(grids), planes)
+	}
+	s := shape{geometry: g, grids: grids, blocks: grids[0].Blocks, pages: max(1, grids[0].Pages)}
+	if g.Blocks%s.pages != 0 {
+		return shape{}, fmt.Errorf("%w: blocks of %d pages do not divide a chunk of %d", ErrRegion, s.pages, g.Blocks)
+	}
+	for i := range grids {
+		r := &grids[i]
+		if err := r.Check(int64(g.Planes[i%planes].PageBytes), size(i)); err != nil {
+			return shape{}, fmt.Errorf("unit %d, plane %d: %w", i/planes, i%planes, err)
+		}
+		if r.Blocks != s.blocks || max(1, r.Pages) != s.pages {
+			return shape{}, fmt.Errorf("%w: unit %d, plane %d: %d blocks of %d pages, plane 0 has %d of %d", ErrRegion, i/planes,
+				i%planes, r.Blocks, r.Pages, s.blocks, s.pages)
+		}
+	}
+	return s, nil
+}
+
+// Geometry returns the shape of a unit's chunk in this memory.
+func (s *shape) Geometry() kv.Geometry { return s.geometry }
+
+// Blocks returns the number of blocks.
+func (s *shape) Blocks() uint32 { return s.blocks }
+
+// ChunkBlocks returns how many blocks a chunk has.
+func (s *shape) ChunkBlocks() int { return int(s.geometry.Blocks / s.pages) }
+
+// pageRun is a run of bytes of a block and its place in a payload.
+type pageRun struct {
+	region int
+	at     int64 // from the region's begin
+	off    int64 // in the payload
+	len    int64
+}
+
+// each calls move for the page runs of extents [lo, hi) of a range, but for blocks that are not wanted. Pages that follow each other in
+// their block and in the payload are one run.
+func (s *shape) each(r *ExtentRange, lo, hi int, move func(pageRun) error) error {
+	var run pageRun
+	last := abi.None // block of run
+	first := r.Unit * len(s.geometry.Planes)
+	for c := r.Plan.Spans(lo, hi); c.Next(); {
+		b, i := r.Blocks[c.Span.Block/s.pages], c.Span.Block%s.pages
+		if b == abi.None {
+			continue
+		}
+		region := first + int(c.Span.Plane)
+		g := &s.grids[region]
+		at := g.Offset + int64(b)*g.Stride + int64(i)*g.PageStride + int64(c.Span.PageOff)
+		if b == last && region == run.region && at == run.at+run.len && c.Span.Off == run.off+run.len {
+			run.len += int64(c.Span.Len)
+			continue
+		}
+		if last != abi.None {
+			if err := move(run); err != nil {
+				return err
+			}
+		}
+		last, run = b, pageRun{region: region, at: at, off: c.Span.Off, len: int64(c.Span.Len)}
+	}
+	if last != abi.None {
+		return move(run)
+	}
+	return nil
+}
+
+// HostRegion is the memory of one plane.
 type HostRegion struct {
-	Data   []byte
-	Offset int64
-	Stride int64
-	Blocks uint32
+	Data []byte
+	Grid
 }
 
 // HostMemory is [Memory] in this process' address space: a client's shared memory, mapped here.
 type HostMemory struct {
-	geometry kv.Geometry
-	regions  []HostRegion // by plane
-	data     [][]byte     // their memory
-	blocks   uint32
+	shape
+	data [][]byte // of the grids
 }
 
-// NewHostMemory checks that regions, one per plane of g in its order, hold their pages.
+// NewHostMemory checks that regions, for each unit one per plane of g in its order, hold their pages.
 func NewHostMemory(g kv.Geometry, regions []HostRegion) (*HostMemory, error) {
-	shapes := make([]regionShape, len(regions))
+	m := &HostMemory{}
+	grids := make([]Grid, len(regions))
 	for i, r := range regions {
-		shapes[i] = regionShape{size: int64(len(r.Data)), offset: r.Offset, stride: r.Stride, blocks: r.Blocks}
+		grids[i], m.data = r.Grid, append(m.data, r.Data)
 	}
-	blocks, err := checkRegions(&g, shapes)
-	if err != nil {
-		return nil, err
-	}
-	m := &HostMemory{geometry: g, regions: regions, blocks: blocks}
-	for _, r := range regions {
-		m.data = append(m.data, r.Data)
-	}
-	return m, nil
+	var err error
+	m.shape, err = newShape(g, grids, func(i int) int64 { return int64(len(m.data[i])) })
+	return m, err
 }
 
-// regionShape is the part of a region that is checked, in host and device memory alike.
-type regionShape struct {
-	size, offset, stride int64
-	blocks               uint32
-}
-
-// checkRegions checks that regions hold the pages of g's planes, and returns the number of blocks.
-func checkRegions(g *kv.Geometry, regions []regionShape) (uint32, error) {
-	if err := g.Validate(); err != nil {
-		return 0, err
-	}
-	if len(regions) != len(g.Planes) {
-		return 0, fmt.Errorf("%w: %d regions for %d planes", ErrRegion, len(regions), len(g.Planes))
-	}
-	blocks := regions[0].blocks
-	for i, r := range regions {
-		page := int64(g.Planes[i].PageBytes)
-		switch {
-		case r.blocks == 0:
-			return 0, fmt.Errorf("%w: plane %d has no blocks", ErrRegion, i)
-		case r.blocks != blocks:
-			return 0, fmt.Errorf("%w: plane %d has %d blocks, plane 0 has %d", ErrRegion, i, r.blocks, blocks)
-		case r.offset < 0 || r.stride < page:
-			return 0, fmt.Errorf("%w: plane %d: offset %d, stride %d, page %d bytes", ErrRegion, i, r.offset, r.stride,
-				page)
-		case r.size < page || r.offset > r.size-page || (r.size-page-r.offset)/r.stride < int64(r.blocks-1):
-			return 0, fmt.Errorf("%w: plane %d: %d blocks of stride %d from offset %d do not fit %d bytes",
-				ErrRegion, i, r.blocks, r.stride, r.offset, r.size)
-		}
-	}
-	return blocks, nil
-}
-
-// Geometry returns the shape of a chunk in this memory.
-func (m *HostMemory) Geometry() kv.Geometry { return m.geometry }
-
-// Blocks returns the number of blocks.
-func (m *HostMemory) Blocks() uint32 { return m.blocks }
-
-func (m *HostMemory) page(s *kv.Span, id uint32) []byte {
-	r := &m.regions[s.Plane]
-	at := r.Offset + int64(id)*r.Stride + int64(s.PageOff)
-	return r.Data[at : at+int64(s.Len)]
-}
+func (m *HostMemory) bytes(p pageRun) []byte { return m.data[p.region][p.at : p.at+p.len] }
 
 // Gather works extent by extent, so that the checksum reads bytes that the copy has just brought into the cache.
 func (m *HostMemory) Gather(r ExtentRange, dst []byte) error {
@@ -127,9 +196,10 @@ func (m *HostMemory) Gather(r ExtentRange, dst []byte) error {
 
 func (m *HostMemory) gather(r *ExtentRange, dst []byte) error {
 	for x := r.Lo; x < r.Hi; x++ {
-		for c := r.Plan.Spans(x, x+1); c.Next(); {
-			copy(dst[c.Span.Off-r.Base:], m.page(&c.Span, r.Blocks[c.Span.Block]))
-		}
+		_ = m.each(r, x, x+1, func(p pageRun) error {
+			copy(dst[p.off-r.Base:], m.bytes(p))
+			return nil
+		})
 		kv.SumExtents(r.Plan, x, x+1, dst, r.Base, r.Table)
 	}
 	return nil
@@ -145,20 +215,18 @@ func (m *HostMemory) scatter(r *ExtentRange, src []byte) error {
 		if err := kv.VerifyExtents(r.Plan, x, x+1, src, r.Base, r.Table); err != nil {
 			return err
 		}
-		for c := r.Plan.Spans(x, x+1); c.Next(); {
-			if id := r.Blocks[c.Span.Block]; id != abi.None {
-				copy(m.page(&c.Span, id), src[c.Span.Off-r.Base:])
-			}
-		}
+		_ = m.each(r, x, x+1, func(p pageRun) error {
+			copy(m.bytes(p), src[p.off-r.Base:])
+			return nil
+		})
 	}
 	return nil
 }
 
 // checkBlocks refuses ids that are out of range, or absent where holes are not allowed, before any byte is touched.
 func checkBlocks(m Memory, ids []uint32, holes bool) error {
-	g := m.Geometry()
-	if len(ids) != int(g.Blocks) {
-		return fmt.Errorf("%w: %d ids for a chunk of %d blocks", ErrBlocks, len(ids), g.Blocks)
+	if len(ids) != m.ChunkBlocks() {
+		return fmt.Errorf("%w: %d ids for a chunk of %d blocks", ErrBlocks, len(ids), m.ChunkBlocks())
 	}
 	for i, id := range ids {
 		if id == abi.None && holes {

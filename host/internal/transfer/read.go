@@ -15,7 +15,7 @@ import (
 type LoadJob struct {
 	Tenant uint32 // whose turn it is when a worker is free
 	Lease  *store.Lease
-	Rank   uint32
+	Rank   uint32 // the piece of the memory's first unit; those of the others follow it
 	Memory Memory
 	Chunks []LoadChunk
 	// Held keeps the load from starting before Handle.Begin is called.
@@ -36,7 +36,14 @@ type LoadJob struct {
 // LoadChunk is one entry of the lease and the blocks that it fills.
 type LoadChunk struct {
 	Index  int      // within the lease
-	Blocks []uint32 // the client's block id for each block of the chunk; abi.None for one that is not wanted
+	Unit   int      // of the memory
+	Blocks []uint32 // the client's block ids, in the chunk's order; abi.None for one that is not wanted
+}
+
+// open opens the piece of a chunk.
+func (l *LoadJob) open(chunk int) (*store.Piece, error) {
+	c := &l.Chunks[chunk]
+	return l.Lease.Open(c.Index, l.Rank+uint32(c.Unit))
 }
 
 // loadTask loads one chunk of a job.
@@ -87,7 +94,7 @@ func (t *loadTask) read() (last func() error, err error) {
 	if t.fence.isShut() { // cancelled while queued: spare the disk
 		return nil, ErrCancelled
 	}
-	if t.piece, err = t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank); err != nil {
+	if t.piece, err = t.spec.open(t.index); err != nil {
 		return nil, err
 	}
 	t.on = t.queue.startSpan(t.piece.Root(), staging.Read, t.spec.Paths)
@@ -219,6 +226,7 @@ type pieceReader struct {
 	fence  *fence
 	memory Memory
 	piece  *store.Piece
+	unit   int
 	ids    []uint32
 
 	held  *staging.Slot // until the task ends; nil if the route needs none
@@ -228,7 +236,7 @@ type pieceReader struct {
 }
 
 func newReader(q *Queue, f *fence, l *LoadJob, i int) pieceReader {
-	return pieceReader{engine: q.engine, fence: f, memory: l.Memory, ids: l.Chunks[i].Blocks}
+	return pieceReader{engine: q.engine, fence: f, memory: l.Memory, unit: l.Chunks[i].Unit, ids: l.Chunks[i].Blocks}
 }
 
 func endInFile(head *store.Head, extent int) int64 {
@@ -315,7 +323,7 @@ func (r *pieceReader) scatterFrom(src []byte, head *store.Head, lo, hi int, base
 		return ErrCancelled
 	}
 	defer r.fence.leave() // also when the copy panics: the fence must be able to close
-	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: hi, Blocks: r.ids, Base: base, Table: head.Table}
+	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: hi, Unit: r.unit, Blocks: r.ids, Base: base, Table: head.Table}
 	defer observe(&r.engine.scatters, r.memory, x.extents(), time.Now())
 	return r.memory.Scatter(x, src)
 }

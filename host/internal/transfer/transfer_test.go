@@ -69,7 +69,7 @@ func newBench(t testing.TB, geo kv.Geometry, blocks uint32, change ...func(*stor
 		stride := int64(p.PageBytes) + 64 // pages do not touch: a copy that runs over is seen
 		mem := make([]byte, 32+stride*int64(blocks))
 		b.planes = append(b.planes, mem)
-		regions = append(regions, transfer.HostRegion{Data: mem, Offset: 32, Stride: stride, Blocks: blocks})
+		regions = append(regions, transfer.HostRegion{Data: mem, Grid: transfer.Grid{Offset: 32, Stride: stride, Blocks: blocks}})
 	}
 	b.memory, err = transfer.NewHostMemory(geo, regions)
 	testenv.OK(t, err)

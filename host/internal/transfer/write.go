@@ -33,7 +33,8 @@ type StoreJob struct {
 // StoreChunk is one piece of a StoreJob. The job owns Put and always publishes or aborts it.
 type StoreChunk struct {
 	Put    *store.Put
-	Blocks []uint32 // the client's block id for each block of the chunk
+	Unit   int      // of the memory
+	Blocks []uint32 // the client's block ids, in the chunk's order
 }
 
 // Store queues a job. The job owns every Put, even if the engine is closed.
@@ -223,7 +224,7 @@ func (w *pieceWriter) fenced(lo, hi int, base int64, read func(ExtentRange) (don
 		return false, ErrCancelled
 	}
 	defer t.fence.leave() // also when the copy panics: the fence must be able to close
-	done, err = read(ExtentRange{Plan: w.plan, Lo: lo, Hi: hi, Blocks: t.chunk.Blocks, Base: base, Table: w.table})
+	done, err = read(ExtentRange{Plan: w.plan, Lo: lo, Hi: hi, Unit: t.chunk.Unit, Blocks: t.chunk.Blocks, Base: base, Table: w.table})
 	if done && err == nil {
 		err = t.stillOurs()
 	}

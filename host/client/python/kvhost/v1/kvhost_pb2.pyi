@@ -406,7 +406,7 @@ class LookupReply(_message.Message):
     def __init__(self, pending: bool = ..., hits: _Optional[int] = ..., bits: _Optional[bytes] = ..., lease: _Optional[int] = ..., bytes: _Optional[int] = ..., load_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., load_parts: _Optional[_Iterable[_Union[LoadPart, _Mapping]]] = ..., levels: _Optional[_Iterable[_Union[LevelHits, _Mapping]]] = ...) -> None: ...
 
 class Namespace(_message.Message):
-    __slots__ = ["context_parallel", "dtype", "engine", "extra", "groups", "hash_algorithm", "hash_seed", "key_bytes", "model", "page_dtype", "pipeline_stages", "replicated", "revision", "tensor_parallel", "tokens_per_block"]
+    __slots__ = ["context_parallel", "dtype", "engine", "extra", "groups", "hash_algorithm", "hash_seed", "key_bytes", "model", "page_dtype", "pipeline_stages", "replicated", "revision", "tensor_parallel", "tokens_per_block", "units"]
     class ExtraEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -429,6 +429,7 @@ class Namespace(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
     context_parallel: int
     dtype: str
     engine: str
@@ -444,7 +445,8 @@ class Namespace(_message.Message):
     revision: str
     tensor_parallel: int
     tokens_per_block: int
-    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., engine: _Optional[str] = ..., hash_algorithm: _Optional[str] = ..., hash_seed: _Optional[str] = ..., key_bytes: _Optional[int] = ..., tokens_per_block: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_stages: _Optional[int] = ..., context_parallel: _Optional[int] = ..., replicated: bool = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., extra: _Optional[_Mapping[str, str]] = ..., page_dtype: _Optional[str] = ...) -> None: ...
+    units: int
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., engine: _Optional[str] = ..., hash_algorithm: _Optional[str] = ..., hash_seed: _Optional[str] = ..., key_bytes: _Optional[int] = ..., tokens_per_block: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_stages: _Optional[int] = ..., context_parallel: _Optional[int] = ..., replicated: bool = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., extra: _Optional[_Mapping[str, str]] = ..., page_dtype: _Optional[str] = ..., units: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ["address", "asks", "blamed", "bytes", "entries", "failures", "heard", "keys", "name", "nixl", "nixl_bytes", "nixl_fallbacks", "offers", "reason", "state", "struck", "taken", "turnover"]
@@ -568,20 +570,26 @@ class PromotePolicyResponse(_message.Message):
     def __init__(self, swap: _Optional[_Union[Swap, _Mapping]] = ...) -> None: ...
 
 class Region(_message.Message):
-    __slots__ = ["blocks", "cuda_ipc", "memfd", "offset", "plane", "stride"]
+    __slots__ = ["blocks", "cuda_ipc", "memfd", "offset", "page_stride", "pages", "plane", "stride", "unit"]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
     MEMFD_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_STRIDE_FIELD_NUMBER: _ClassVar[int]
     PLANE_FIELD_NUMBER: _ClassVar[int]
     STRIDE_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     cuda_ipc: bytes
     memfd: int
     offset: int
+    page_stride: int
+    pages: int
     plane: int
     stride: int
-    def __init__(self, plane: _Optional[int] = ..., memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., offset: _Optional[int] = ..., stride: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+    unit: int
+    def __init__(self, plane: _Optional[int] = ..., memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., offset: _Optional[int] = ..., stride: _Optional[int] = ..., blocks: _Optional[int] = ..., pages: _Optional[int] = ..., page_stride: _Optional[int] = ..., unit: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ["group", "regions"]
