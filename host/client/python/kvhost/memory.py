@@ -15,11 +15,16 @@ from kvhost.shape import Region
 
 @dataclass(frozen=True)
 class PagesAt:
-    """One plane: where its pages are in this process' or the GPU's address space."""
+    """One plane: where its pages are in this process' or the GPU's address space, as :class:`kvhost.shape.Region` has them."""
 
     address: int
     stride: int
     blocks: int
+    pages: int = 1
+    page_stride: int = 0
+
+    def region(self, offset: int) -> Region:
+        return Region(offset, self.stride, self.blocks, self.pages, self.page_stride)
 
 
 class HostMemory:
@@ -47,7 +52,7 @@ class HostMemory:
         return True
 
     def register(self, session: Session, group: int, pages: Sequence[PagesAt]) -> None:
-        session.register(group, self._memory, [Region(self._memory.offset(p.address), p.stride, p.blocks) for p in pages])
+        session.register(group, self._memory, [p.region(self._memory.offset(p.address)) for p in pages])
 
 
 class DeviceMemory:
@@ -74,9 +79,7 @@ class DeviceMemory:
 
     def register(self, session: Session, group: int, pages: Sequence[PagesAt]) -> None:
         where = [self._exported[p.address] for p in pages]
-        session.register(
-            group, [w.handle for w in where], [Region(w.offset, p.stride, p.blocks) for w, p in zip(where, pages, strict=True)],
-        )
+        session.register(group, [w.handle for w in where], [p.region(w.offset) for w, p in zip(where, pages, strict=True)])
 
 
 def share(tensors: Collection[Any], pages: Iterable[PagesAt]) -> HostMemory | DeviceMemory:

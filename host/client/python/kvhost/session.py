@@ -391,6 +391,7 @@ class Session:
         self._timeout = timeout
         self._namespace = namespace
         self.chunk_bytes = namespace.chunk_bytes
+        self._units = namespace.rank_units
         self._tags = iter(range(1, 1 << 62))
         self._stream = Stream(socket)
         try:
@@ -440,7 +441,8 @@ class Session:
     def register(
         self, group: int, memory: Arena | AdoptedMemory | SharedMemory | Sequence[bytes], regions: Sequence[Region]
     ) -> None:
-        """Tells the host where a group's pages are: one region per plane of the group, in its order. ``memory`` is shared
+        """Tells the host where a group's pages are: one region per plane of the group, in its order, and where the rank has several
+        units (:attr:`Namespace.units`) those of the first, then those of the next. ``memory`` is shared
         host memory, or for memory of the session's GPU the handle of each plane's allocation
         (:func:`kvhost.cuda.export_ipc`), in which the region counts from the start."""
         handles: list[dict[str, Any]]
@@ -452,11 +454,15 @@ class Session:
             handles = [{"cuda_ipc": handle} for handle in memory]
         else:
             raise TypeError(f"{type(memory).__name__} is no memory that can be shared: see Arena and SharedMemory")
+        planes = max(1, len(regions) // self._units)
         self._ask(
             register=pb.Register(
                 group=group,
                 regions=[
-                    pb.Region(plane=i, offset=r.offset, stride=r.stride, blocks=r.blocks, **handle)
+                    pb.Region(
+                        unit=i // planes, plane=i % planes, offset=r.offset, stride=r.stride, blocks=r.blocks, pages=r.pages,
+                        page_stride=r.page_stride, **handle,
+                    )
                     for i, (handle, r) in enumerate(zip(handles, regions, strict=True))
                 ],
             )

@@ -49,6 +49,9 @@ class Namespace:
     pipeline_stages: int = 1
     context_parallel: int = 1
     replicated: bool = False
+    #: Pieces of a chunk, each a run of KV heads, whatever the tensor-parallel size: engines of other sizes load what this one
+    #: stores. The planes are those of one. 0: the pieces are the ranks'.
+    units: int = 0
     extra: Mapping[str, str] = field(default_factory=dict)
     #: What the pages hold, where ``dtype`` does not say it: a hint to the host's compression, not to be agreed on.
     page_dtype: str = ""
@@ -57,7 +60,12 @@ class Namespace:
     def chunk_bytes(self) -> int:
         """Of all ranks."""
         pages = sum(g.blocks * p.page_bytes for g in self.groups for p in g.planes)
-        return pages * (1 if self.replicated else self.tensor_parallel)
+        return pages * (self.units or (1 if self.replicated else self.tensor_parallel))
+
+    @property
+    def rank_units(self) -> int:
+        """How many units a rank has; 1 where the pieces are the ranks'."""
+        return max(1, self.units // self.tensor_parallel)
 
     def message(self) -> pb.Namespace:
         return pb.Namespace(
@@ -65,7 +73,7 @@ class Namespace:
             hash_algorithm=self.hash_algorithm, hash_seed=self.hash_seed, key_bytes=self.key_bytes,
             tokens_per_block=self.tokens_per_block, tensor_parallel=self.tensor_parallel,
             pipeline_stages=self.pipeline_stages, context_parallel=self.context_parallel,
-            replicated=self.replicated, extra=dict(self.extra), page_dtype=self.page_dtype,
+            replicated=self.replicated, units=self.units, extra=dict(self.extra), page_dtype=self.page_dtype,
             groups=[
                 pb.Group(
                     id=g.id, blocks=g.blocks,
@@ -87,8 +95,11 @@ def page_dtype(dtypes: Iterable[object]) -> str:
 
 @dataclass(frozen=True)
 class Region:
-    """One plane's pages in an arena: block b's page is at offset + b * stride."""
+    """One plane's pages in an arena: block b's page is at offset + b * stride. Where the engine's blocks have several of the group's
+    pages, page i of block b is at offset + b * stride + i * page_stride, and stores and loads name the engine's blocks."""
 
     offset: int
     stride: int
     blocks: int
+    pages: int = 1  # of a block
+    page_stride: int = 0

@@ -12,7 +12,7 @@ import pytest
 from kvhost import cuda
 from kvhost.errors import Refused
 from kvhost.memory import PagesAt, share
-from kvhost.vllm.geometry import Pages, order_inside, pages_of
+from kvhost.vllm.geometry import Pages, cells_of, order_inside, pages_of
 
 B, H, N, D = 12, 4, 16, 64  # blocks, heads, tokens of a block, head size
 
@@ -56,6 +56,63 @@ def test_separate_planes_of_keys_and_values() -> None:
     assert check(shape, contiguous(shape), 2, 1, B) == [Pages(0, page, page), Pages(B * page, page, page)]
     shape = (B, 2, 4, H, 8)
     assert check(shape, contiguous(shape), 2, 0, B) == [Pages(0, 2 * page, 2 * page)]
+
+
+#: A shape with the places of its blocks, heads (None: one without them) and tokens, and orders in memory, outermost first.
+CELLS: list[tuple[str, tuple[int, ...], tuple[int, int | None, int], list[tuple[int, ...]]]] = [
+    ("side by side", (3, 4, 6, 10), (0, 1, 2), [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)]),
+    ("as many tokens as heads", (3, 4, 4, 10), (0, 1, 2), [(0, 1, 2, 3), (0, 2, 1, 3)]),
+    ("planes, tokens first", (2, 3, 6, 4, 10), (1, 3, 2), [(0, 1, 2, 3, 4), (0, 1, 3, 2, 4), (1, 0, 3, 2, 4)]),
+    ("blocks before planes", (3, 2, 6, 4, 10), (0, 3, 2), [(0, 1, 2, 3, 4), (0, 1, 3, 2, 4)]),
+    ("latents", (3, 6, 10), (0, None, 1), [(0, 1, 2)]),
+    ("one head", (3, 1, 6, 10), (0, 1, 2), [(0, 1, 2, 3), (0, 2, 1, 3)]),
+    ("several kernel blocks", (6, 1, 3, 10), (0, 1, 2), [(0, 1, 2, 3)]),
+]
+
+
+@pytest.mark.parametrize("name,shape,places,orders", CELLS)
+def test_tokens_of_heads(
+    name: str, shape: tuple[int, ...], places: tuple[int, int | None, int], orders: list[tuple[int, ...]]
+) -> None:
+    """Whatever the order in memory, a head's token is the same elements in the same order."""
+    dim, head_at, token_at = places
+    blocks, itemsize = 3, 2
+    rows = shape[dim] // blocks
+    heads, tokens = shape[head_at] if head_at is not None else 1, shape[token_at] * rows
+    total = itemsize
+    for n in shape:
+        total *= n
+    for order in orders:
+        strides = contiguous(shape, order)
+        cells = cells_of(shape, strides, itemsize, blocks, total // blocks, heads, tokens, heads_first=True)
+        assert len(cells) == heads
+        for head, block, token in itertools.product(range(heads), range(blocks), range(tokens)):
+            fixed = {dim: block * rows + token // shape[token_at], token_at: token % shape[token_at]}
+            if head_at is not None:
+                fixed[head_at] = head
+            free = [[fixed[i]] if i in fixed else range(n) for i, n in enumerate(shape)]
+            want = [sum(i * s for i, s in zip(at, strides, strict=True)) * itemsize for at in itertools.product(*free)]
+            c = cells[head]
+            got = [
+                start + i for offset in c.offsets for start in [offset + block * c.stride + token * c.step]
+                for i in range(0, c.size, itemsize)
+            ]  # fmt: skip
+            assert got == want, f"{name}, order {order}, head {head}, block {block}, token {token}"
+
+
+@pytest.mark.parametrize(
+    "shape,strides,heads,tokens,why",
+    [
+        ((3, 4, 6, 10), contiguous((3, 4, 6, 10)), 5, 6, "no dimensions count 5 heads and 6 tokens"),
+        ((3, 4, 6, 10), contiguous((3, 4, 6, 10), (0, 1, 3, 2)), 4, 6, "numbers in a head are not in one run"),
+        ((6, 4, 3, 10), contiguous((6, 4, 3, 10)), 4, 6, "a block's tokens are not in one row"),
+    ],
+)
+def test_heads_that_cannot_be_told_are_refused(
+    shape: Sequence[int], strides: Sequence[int], heads: int, tokens: int, why: str
+) -> None:
+    with pytest.raises(Refused, match=why):
+        cells_of(shape, strides, 1, 3, shape[0] * shape[1] * shape[2] * shape[3] // 3, heads, tokens, heads_first=True)
 
 
 def test_mla_and_fp8() -> None:

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.v1 import kv_cache_interface as _kv_cache_interface
 
 from kvhost.vllm.adapters import LoadedAdapters
 
@@ -187,6 +188,28 @@ def replicated(spec: Any, parallel_config: Any) -> bool:
     if shards(spec, parallel_config) > 1:
         return False
     return bool(spec.max_tp_shards == 1 if hasattr(spec, "max_tp_shards") else "MLA" in type(spec).__name__)
+
+
+def head_slots(spec: Any) -> int:
+    """How many heads a block has in a layer's tensor."""
+    return int(getattr(spec, "num_heads", spec.num_kv_heads))
+
+
+#: A version whose specs tell how many shards there are gives tensors whose heads are before their tokens.
+_NAMED_LAYOUTS = hasattr(_kv_cache_interface.AttentionSpec, "num_heads")
+
+
+def heads_first(vllm_config: Any) -> bool:
+    """Whether heads come before tokens in the shape of a layer's tensor, whatever their order in memory."""
+    return _NAMED_LAYOUTS or vllm_config.device_config.device_type == "cpu"
+
+
+def heads_together(vllm_config: Any) -> str | None:
+    """The name of the layout that keeps a head's tokens in a block side by side, where it is the connector's to choose."""
+    model = vllm_config.model_config
+    if vllm_config.device_config.device_type == "cpu" or model is None or getattr(model, "use_mla", False):
+        return None
+    return "LBHNC" if _NAMED_LAYOUTS else "HND"
 
 
 def window(spec: Any) -> int:

@@ -76,6 +76,15 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         memory CUDA IPC does not export. From 0.33 on vLLM asks before it starts."""
         return bool(current_platform.is_cpu())
 
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """Where sizes share, a unit's bytes lie together, so that copies are of blocks and not of tokens. Where the engine is not
+        asked, or has another layout all the same, tokens are copied one by one."""
+        transfer = vllm_config.kv_transfer_config
+        if transfer is None or not transfer.kv_connector_extra_config.get("share"):
+            return None
+        return compat.heads_together(vllm_config)
+
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
@@ -139,7 +148,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         config, cache = self._vllm_config, self._kv_cache_config
         plans = model.plan_groups(config, cache, self._settings)
         tensors = {n: t for n in model.layers(cache) if (t := kv_caches.get(n)) is not None}
-        groups = model.group_regions(cache, plans, tensors)
+        shared = model.shared_sizes(config, cache, self._settings)
+        groups = model.group_regions(cache, plans, tensors, shared)
         memory = share([*tensors.values()], [p for g in groups for p in g.pages])
         self._on_gpu = bool(memory.device_uuid)
         rank = compat.ranks()
@@ -169,13 +179,16 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._release, self._export = release, memory.export
         self._link = Link(f"worker {rank[0]}.{rank[1]}", self._settings.path, open, leads=False, log=log)
         self._worker = Worker(
-            self._settings, self._link, rank, stores=not (model.replicated(config, cache) and rank[1]),
+            self._settings, self._link, rank, stores=model.stores(config, cache, self._settings, rank[1]),
             adapters=compat.loaded_adapters(config), layers=layers,
         )
         self._link.start(_FIRST_CONNECT)
         log.info("kvhost: %d groups, %d planes, %.2f MiB per chunk of %d tokens and rank", len(groups),
                  sum(len(g.planes) for g in groups), sum(g.chunk_bytes for g in groups) / (1 << 20),
                  plans[0].chunk_tokens)
+        if shared:
+            log.info("kvhost: %d KV heads in %d units: engines of %s ranks share what is stored", shared.heads, shared.units,
+                     ", ".join(map(str, shared.sharing)))
 
     def _registered(self, namespace: Namespace) -> None:
         """On the link's thread."""

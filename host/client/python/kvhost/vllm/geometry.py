@@ -53,6 +53,62 @@ def pages_of(
     return [Pages(o, stride, run) for o in sorted(offsets)]
 
 
+@dataclass(frozen=True)
+class Cells:
+    """What one KV head has of a block: its tokens' bytes, in ``parts`` runs of ``size`` for each token. Token t of block b is at
+    ``offset + b * stride + t * step`` from the tensor's first byte."""
+
+    offsets: tuple[int, ...]  # by part, as the tensor's other dimensions order them: K before V
+    stride: int
+    step: int
+    size: int
+
+
+def cells_of(
+    shape: Sequence[int], strides: Sequence[int], itemsize: int, blocks: int, block_bytes: int, heads: int, tokens: int,
+    heads_first: bool,
+) -> list[Cells]:
+    """The tokens of each head in a layer's tensor, whatever the order of tokens and heads in memory. ``heads_first`` says that heads
+    come before tokens in the shape, where their numbers do not tell."""
+    what = f"shape {tuple(shape)}, strides {tuple(strides)}"
+    dim = block_dimension(shape, itemsize, blocks, block_bytes)
+    if dim is None:
+        raise Refused(f"no dimension counts {blocks} blocks of {block_bytes} bytes: {what}")
+    pages_of(shape, strides, 1, blocks, block_bytes // itemsize)  # no elements share memory
+    rows = shape[dim] // blocks
+    rest = [i for i in range(len(shape)) if i != dim]
+    head, token = _inner(shape, rest, heads, tokens // rows, heads_first)
+    if token is None or tokens % rows:
+        raise Refused(f"no dimensions count {heads} heads and {tokens} tokens: {what}")
+    if rows > 1 and strides[dim] != strides[token] * shape[token]:
+        raise Refused(f"a block's tokens are not in one row: {what}")
+    others = [i for i in rest if i not in (head, token) and shape[i] > 1]
+    if not others or strides[others[-1]] != 1:
+        raise Refused(f"a token's numbers in a head are not in one run: {what}")
+    offsets = [0]
+    for i in others[:-1]:
+        offsets = [o + n * strides[i] * itemsize for o in offsets for n in range(shape[i])]
+    between = strides[head] * itemsize if head is not None else 0
+    return [
+        Cells(tuple(o + h * between for o in offsets), strides[dim] * rows * itemsize, strides[token] * itemsize,
+              shape[others[-1]] * itemsize)
+        for h in range(heads)
+    ]
+
+
+def _inner(
+    shape: Sequence[int], rest: Sequence[int], heads: int, tokens: int, heads_first: bool
+) -> tuple[int | None, int | None]:
+    """The dimensions of heads and tokens: they are the last but one, and heads are none where there is one head without them."""
+    inner = list(rest[-3:-1])
+    if len(inner) == 2:
+        for first in (heads_first, not heads_first):
+            head, token = inner if first else inner[::-1]
+            if (shape[head], shape[token]) == (heads, tokens):
+                return head, token
+    return (None, rest[-2]) if heads == 1 and len(rest) >= 2 and shape[rest[-2]] == tokens else (None, None)
+
+
 def block_dimension(shape: Sequence[int], itemsize: int, blocks: int, block_bytes: int) -> int | None:
     """Which dimension of a tensor counts blocks, None if none does."""
     total = itemsize

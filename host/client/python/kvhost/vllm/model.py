@@ -12,6 +12,7 @@ from kvhost.vllm import compat, identity
 from kvhost.vllm.groups import GroupPlan, chunk_size
 from kvhost.vllm.regions import GroupRegions
 from kvhost.vllm.settings import Settings
+from kvhost.vllm.sizes import Sizes, in_order, sizes
 
 # Dimensions in which an engine may be parallel. The sizes of TP, PP and DCP, and each stage's layers, are in the
 # namespace. With DP and EP a rank holds what it would without.
@@ -89,8 +90,22 @@ def replicated(vllm_config: Any, kv_cache_config: Any) -> bool:
     return all(compat.replicated(spec, parallel) for _, spec in _offloaded_specs(kv_cache_config))
 
 
+def shared_sizes(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Sizes | None:
+    """What sizes share, None where each has its own."""
+    if not settings.share:
+        return None
+    specs = [spec for _, spec in _offloaded_specs(kv_cache_config)]
+    return sizes(vllm_config, specs, replicated(vllm_config, kv_cache_config))
+
+
+def stores(vllm_config: Any, kv_cache_config: Any, settings: Settings, rank: int) -> bool:
+    """Whether a rank of a stage stores what it holds: of those that hold the same bytes one does."""
+    shared = shared_sizes(vllm_config, kv_cache_config, settings)
+    return shared.stores(rank) if shared else not (replicated(vllm_config, kv_cache_config) and rank)
+
+
 def group_regions(
-    kv_cache_config: Any, plans: Sequence[GroupPlan], tensors: Mapping[str, Any]
+    kv_cache_config: Any, plans: Sequence[GroupPlan], tensors: Mapping[str, Any], shared: Sizes | None = None
 ) -> list[GroupRegions]:
     """The pages of every group in the engine's tensors."""
     groups = []
@@ -102,7 +117,7 @@ def group_regions(
                 raise Refused(f"layer {name}: its cache is {type(tensor).__name__}, not one tensor")
             size = getattr(spec, "unpadded_page_size_bytes", None) or spec.page_size_bytes
             layers.append((name, tensor, size))
-        groups.append(GroupRegions(plan, layers, kv_cache_config.num_blocks))
+        groups.append(GroupRegions(plan, layers, kv_cache_config.num_blocks, shared))
     return groups
 
 
@@ -113,22 +128,28 @@ def namespace(
     """All that must agree for this engine's bytes to be another's, but for the weights (:func:`kvhost.vllm.identity.weighed`).
     Each pipeline stage is a namespace of its own."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
-    plans = [r.plan for r in regions]
-    specs = [[name, type(s).__name__, s.block_size, s.page_size_bytes] for name, s in _offloaded_specs(kv_cache_config)]
+    plans, backends = [r.plan for r in regions], _backends(vllm_config, tensors)
+    shared = shared_sizes(vllm_config, kv_cache_config, settings)
+    on_cpu = all(t.device.type == "cpu" for t in tensors.values())
+    specs: list[Any] = [[n, type(s).__name__, s.block_size, s.page_size_bytes] for n, s in _offloaded_specs(kv_cache_config)]
+    if shared:  # what differs between sizes is left out, and so are blocks where theirs are the same bytes
+        blocks = [] if in_order(backends) and not on_cpu else [p.block_tokens for p in plans]
+        specs = [[[n, type(s).__name__] for n, s in _offloaded_specs(kv_cache_config)], shared.heads, blocks]
     extra = {
         "chunk_tokens": str(plans[0].chunk_tokens),
-        "layout": identity.digest([[r.layout for r in regions], specs, _backends(vllm_config, tensors)]),
+        "layout": identity.digest([[r.layout for r in regions], specs, backends]),
         "stage": f"{stage}/{parallel.pipeline_parallel_size}",
         "context_parallel": f"{parallel.decode_context_parallel_size}/{parallel.cp_kv_cache_interleave_size}",
         **identity.facts(vllm_config, settings),
     }
-    if all(t.device.type == "cpu" for t in tensors.values()):
+    if on_cpu:
         extra["isa"] = compat.host_attention_isa(vllm_config)
     return Namespace(
         model=settings.model or str(model.model), revision=settings.revision or str(model.revision or ""),
         dtype=f"{cache.cache_dtype}/{str(model.dtype).removeprefix('torch.')}", engine="vllm",
-        hash_algorithm=ALGORITHM, key_bytes=KEY_BYTES, tokens_per_block=plans[0].block_tokens,
-        tensor_parallel=parallel.tensor_parallel_size, replicated=replicated(vllm_config, kv_cache_config),
+        hash_algorithm=ALGORITHM, key_bytes=KEY_BYTES, tokens_per_block=1 if shared else plans[0].block_tokens,
+        tensor_parallel=parallel.tensor_parallel_size, units=shared.units if shared else 0,
+        replicated=not shared and replicated(vllm_config, kv_cache_config),
         groups=[r.group for r in regions], extra=extra, page_dtype=page_dtype(t.dtype for t in tensors.values()),
     )
 

@@ -28,6 +28,7 @@ class Settings:
     pin_seconds: float = 300.0  # that a client may have its chunks kept; 0: no pins
     prefetch: bool = True  # with several levels: hits come nearer while their request waits for blocks
     store: str = "all"  # "prompt": not what the engine generates; "none"
+    share: str = ""  # "sizes": what is stored is for engines of other tensor-parallel sizes, too
     tenant: int = 0
     model: str = ""  # instead of vLLM's model name: two paths of one model
     revision: str = ""
@@ -60,6 +61,7 @@ class Settings:
             s = dataclasses.replace(s, socket=os.environ.get("KVHOST_SOCKET") or "/run/kvhost/kvhost.sock")
         choices = (
             ("load_when", ("faster", "always")), ("load_in", ("auto", "step", "beside")), ("store", ("all", "prompt", "none")),
+            ("share", ("", "sizes")),
             ("events_medium", MEDIUMS),
         )
         for name, values in choices:

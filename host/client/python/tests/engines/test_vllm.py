@@ -370,6 +370,35 @@ def test_two_workers(setting: Setting, size: str) -> None:
         engine.kill()
 
 
+@pytest.mark.parametrize("block", [32, BLOCK])
+def test_another_size_loads_what_one_has_stored(setting: Setting, tmp_path: Path, block: int) -> None:
+    """Two ranks load what one has stored, and one what two have, in a later life of the host."""
+    setting.stop_engine()
+    host = Host(tmp_path)
+    host.start()
+
+    def lives(size: int, prompts: list[Tokens], hits: int) -> None:
+        vllm = {"tensor_parallel_size": size, "block_size": block, **WARM}
+        engine = Engine(tmp_path, f"{size} ranks", setting.llama, host, blocks=2 * BLOCKS * BLOCK // block, vllm=vllm, share="sizes")
+        try:
+            want = [setting.reference.long[LONG.index(p)] for p in prompts]
+            assert engine.one_by_one(prompts) == [(w, hits) for w in want], f"of {size} ranks"
+            engine.reset()
+            assert engine.one_by_one(prompts) == [(w, HITS) for w in want], f"of {size} ranks, again"
+        finally:
+            engine.stop()
+
+    try:
+        lives(1, LONG[:2], 0)
+        lives(2, LONG[:2], HITS)
+        lives(2, LONG[2:], 0)
+        host.stop()
+        host.start()
+        lives(1, LONG, HITS)
+    finally:
+        host.kill()
+
+
 def test_fp8_and_heads_first(setting: Setting) -> None:
     """The cache has another dtype than the other engines': their chunks are not for it, and its own are. Bytes are
     compared, not tokens: with fp8 on a processor vLLM's own tokens differ from one cold run to the next."""

@@ -132,15 +132,15 @@ class Rig:
     """One worker's connector with a layout's tensors, and a scheduler's session beside it."""
 
     def __init__(
-        self, folder: Path, host: Host, layout: Layout, name: str, parallel: dict[str, int] | None = None
+        self, folder: Path, host: Host, layout: Layout, name: str, parallel: dict[str, int] | None = None, **options: Any
     ) -> None:
-        """``parallel`` are sizes of the engine's parallel dimensions, as vLLM names them."""
+        """``parallel`` are sizes of the engine's parallel dimensions, as vLLM names them, ``options`` more of the connector's."""
         self.layout = layout
         transfer = {
             "kv_connector": "KvhostConnector", "kv_connector_module_path": "kvhost.vllm", "kv_load_failure_policy": "recompute",
             "engine_id": name,
         }
-        extra = {"socket": host.socket, "chunk_tokens": CHUNK, "extra": {"test": name}}
+        extra = {"socket": host.socket, "chunk_tokens": CHUNK, "extra": {"test": name}, **options}
         config = llama_config(folder, transfer, extra, parallel or {})
         cast(Any, config.cache_config).cache_dtype = layout.cache_dtype
         groups = [KVCacheGroupSpec(names(), layout.spec)]

@@ -56,8 +56,7 @@ def test_the_type_of_the_cache_is_told(
     )
     regions: Any = Record(plan=GroupPlan(0, 16, 64, 0), group=Group.uniform(0, 4, 1, 1, 4096), layout=["same"])
     caches = {f"layer{i}": Record(dtype=t, device=Record(type="cuda")) for i, t in enumerate(tensors)}
-    settings: Any = Record(model="", revision="", extra={})
-    made = namespace(config, Record(kv_cache_groups=[]), settings, [regions], caches, 0)
+    made = namespace(config, Record(kv_cache_groups=[]), Settings(), [regions], caches, 0)
     assert (made.dtype, made.page_dtype) == (dtype, page_dtype)
 
 
