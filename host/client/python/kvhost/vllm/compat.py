@@ -195,7 +195,7 @@ def head_slots(spec: Any) -> int:
     return int(getattr(spec, "num_heads", spec.num_kv_heads))
 
 
-#: A version whose specs tell how many shards there are gives tensors whose heads are before their tokens.
+#: Where specs tell how many heads a page has, tensors have heads before tokens.
 _NAMED_LAYOUTS = hasattr(_kv_cache_interface.AttentionSpec, "num_heads")
 
 
