@@ -84,6 +84,10 @@ var attacks = map[string]func(a *attack) error{
 		a.busily(func(n int) { _, _ = fetch(a.ctx, a.calls[n%len(a.calls)], r.GetLease(), a.Bytes) })
 		return err
 	},
+	"calls": func(a *attack) error {
+		a.busily(func(n int) { _, _ = a.calls[n%len(a.calls)].Return(a.ctx, &proto.ReturnRequest{Lease: 1}) })
+		return nil
+	},
 	"questions": func(a *attack) error {
 		absent := slices.Repeat([]kv.Key{{0xff}}, 1<<10)
 		a.busily(func(n int) { _, _ = a.lease(n, absent...) })

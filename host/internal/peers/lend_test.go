@@ -309,6 +309,57 @@ func TestQuestionsOfOne(t *testing.T) {
 	}
 }
 
+// TestTurnsRest: a caller that has calls waiting has a part of its turn's time, by how long they take and by their number. One that has not waits for nothing.
+func TestTurnsRest(t *testing.T) {
+	for name, c := range map[string]struct {
+		turns *turns
+		takes time.Duration
+		want  int64
+	}{
+		"long calls":  {&turns{rest: 3}, time.Millisecond, 25},
+		"short calls": {&turns{least: 400 * time.Microsecond}, 10 * time.Microsecond, 244},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer stop()
+				var calls sync.WaitGroup
+				var busy atomic.Int64
+				for range 8 {
+					calls.Go(func() {
+						for ctx.Err() == nil {
+							if leave, err := c.turns.enter(ctx, caller{"1", false}); err == nil {
+								busy.Add(1)
+								time.Sleep(c.takes)
+								leave()
+							}
+						}
+					})
+				}
+				since := time.Now()
+				for range 25 {
+					leave, err := c.turns.enter(ctx, caller{"2", false})
+					testenv.OK(t, err)
+					time.Sleep(c.takes)
+					leave()
+				}
+				if d := time.Since(since); d != 25*c.takes {
+					t.Errorf("25 calls, one after the other, have taken %s, want %s", d, 25*c.takes)
+				}
+				calls.Wait()
+				synctest.Wait()
+				if n := busy.Load(); n < c.want || n > c.want+2 {
+					t.Errorf("%d calls of one that has others waiting, want %d", n, c.want)
+				}
+				time.Sleep(time.Second)
+				if len(c.turns.of) != 0 {
+					t.Errorf("%d callers are known after all calls, want none", len(c.turns.of))
+				}
+			})
+		})
+	}
+}
+
 // TestRenew: a lease that is renewed lasts longer, and one that is over does not begin again.
 func TestRenew(t *testing.T) {
 	l := newLender(t)

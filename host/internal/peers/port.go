@@ -151,9 +151,21 @@ func (l *lending) tenant(who caller) uint32 {
 	return l.tenants[who.id]
 }
 
-// admit refuses calls by a connection that would not be accepted any more, and answers within the memory of the connection.
-func (l *lending) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+// begin refuses a call by a connection that would not be accepted any more, and has it wait for those of its caller before it.
+func (l *lending) begin(ctx context.Context) error {
 	if err := l.owner.id.admits(ctx); err != nil {
+		return err
+	}
+	leave, err := l.calls.enter(ctx, l.owner.callerOf(ctx))
+	if err == nil {
+		leave()
+	}
+	return err
+}
+
+// admit answers within the memory of the connection.
+func (l *lending) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	if err := l.begin(ctx); err != nil {
 		return nil, err
 	}
 	r, err := handle(ctx, q)
@@ -168,7 +180,7 @@ func (l *lending) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, han
 }
 
 func (l *lending) admitStream(srv any, st grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	if err := l.owner.id.admits(st.Context()); err != nil {
+	if err := l.begin(st.Context()); err != nil {
 		return err
 	}
 	return handle(srv, sender{st, l})

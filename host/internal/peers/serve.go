@@ -39,7 +39,9 @@ const (
 	buffers      = 64
 	batch        = 4096 // changes of a message
 	batchEvery   = 100 * time.Millisecond
-	longestWait  = time.Second // of what is fetched, for its turn
+	longestWait  = time.Second            // of what is fetched, for its turn
+	askRest      = 3                      // times as long as a question took, before the next of a caller that has others waiting
+	callRest     = 400 * time.Microsecond // likewise after any call: what gRPC does for one takes some 100
 	pageBytes    = 4096
 )
 
@@ -48,6 +50,7 @@ type lending struct {
 	owner *Peers
 	grpc  *grpc.Server
 	pace  pace
+	calls turns       // of all calls, which begin one after the other
 	asks  turns       // of calls for leases: one caller's have half of the processors
 	free  chan []byte // buffers of a part and a page
 	shelf *shelf      // nil without NIXL
@@ -73,7 +76,7 @@ type lent struct {
 
 func newLending(p *Peers) *lending {
 	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers),
-		pace: pace{rate: float64(p.cfg.Bandwidth)}, asks: turns{most: runtime.GOMAXPROCS(0) / 2}}
+		pace: pace{rate: float64(p.cfg.Bandwidth)}, calls: turns{most: runtime.GOMAXPROCS(0) / 2, least: callRest}, asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
 	for range buffers {
 		l.free <- nil // mapped when it is used
 	}
@@ -498,7 +501,9 @@ type pace struct {
 
 // turns let so many calls of each caller go on at a time. The zero value lets one.
 type turns struct {
-	most int
+	most  int
+	rest  time.Duration // after a call, for each nanosecond that it took, if others of the caller wait
+	least time.Duration // of a rest
 
 	mu sync.Mutex
 	of map[caller]*turn
@@ -532,7 +537,18 @@ func (t *turns) enter(ctx context.Context, who caller) (leave func(), err error)
 	}
 	select {
 	case x.taken <- struct{}{}:
-		return func() { <-x.taken; over() }, nil
+		since := time.Now()
+		return func() {
+			t.mu.Lock()
+			waits := x.calls > len(x.taken)
+			t.mu.Unlock()
+			end := func() { <-x.taken; over() }
+			if rest := max(t.least, t.rest*time.Since(since)); waits && rest > 0 {
+				time.AfterFunc(rest, end)
+			} else {
+				end()
+			}
+		}, nil
 	case <-ctx.Done():
 		over()
 		return nil, status.FromContextError(ctx.Err()).Err()
