@@ -1,40 +1,56 @@
-"""Measures vLLM with kvhost: tokens, first-token times, decode throughput. One engine per call; prints a RESULT line.
+"""Measures first tokens of vLLM engines in turns: with kvhost, with vLLM's own offloading, without either.
 
-  PYTHONPATH=host/client/python:host/client/python/tests/engines bench.py MODE ..., where MODE is one of
+  PYTHONPATH=host/client/python python bench.py [--work near,second,trace,decode] ENGINE ...
 
-  bench.py tokens --connector none|kvhost     mid-size Llama, random weights; prints tokens (compare the calls)
-  bench.py times  --connector none|offloading|kvhost   32 x 4096, 16k prompts; medians, and whether eight tokens are as computed
-  bench.py decode --connector none|kvhost     64 running requests, with 16k hits coming in
-  bench.py trace  --connector none|offloading|kvhost --trace FILE   requests of a trace at their times; first-token times
-"""
+An ENGINE is NAME[@GPU]=JSON, or NAME[@GPU] of those in ENGINES below; JSON has the connector's name ("kvhost", "offloading" or
+"none"), its settings as "extra", and "run": "eager", "graphs" (of decode steps alone) or "compiled" (vLLM's default). All engines live
+at the same time, each in a process of its own; they answer one after another, so that a figure has its comparison in the same minute.
+The works, in the order in which they are named:
+
+  near     prompts of --lengths: computed, their cache emptied, then asked again in --turns turns
+  second   engines with a root end, their hosts too, the page cache is dropped, and what near has stored is asked again in turns
+  trace    requests of --trace at their times, --rounds rounds with other tokens; engines on different GPUs at the same time
+  decode   24 requests decode, alone and while long prompts hit
+
+Each result is a line of JSON in $OUT/results.jsonl, or on stdout. Tokens are compared with those that the same engine computed."""
 
 import argparse
 import gzip
-import hashlib
 import json
 import os
 import pathlib
 import random
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 START = time.monotonic()
+VOCABULARY = 32000
+MODELS = {"big": (32, 4096, 32, 8), "tiny": (3, 128, 2, 2)}  # layers, width, heads, heads of keys and values
+#: Prompts of a length, so that a turn takes about as long for each.
+COUNT = {1024: 5, 4096: 3, 16384: 3}
+ENGINES = {
+    "none": {"connector": "none"},
+    "kvhost": {"connector": "kvhost", "extra": {"memory": "20GiB"}},
+    "offloading": {"connector": "offloading", "extra": {"cpu_bytes_to_use": 20 << 30, "sync_load_budget_bytes": 1 << 40}},
+}
 
 
 def say(*words):
-    print(f"[bench {time.monotonic() - START:7.2f}]", *words, flush=True)
+    print(f"[bench {time.monotonic() - START:7.2f}]", *words, file=sys.stderr, flush=True)
 
 
-def model_dir(path, layers, hidden, heads, kv_heads, vocab):
+def model_dir(path, layers, hidden, heads, kv_heads):
     path = pathlib.Path(path)
     head = hidden // heads
     c = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
         "intermediate_size": hidden * 7 // 2, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads, "head_dim": head, "vocab_size": vocab, "rms_norm_eps": 1e-5,
+        "num_key_value_heads": kv_heads, "head_dim": head, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5,
         "max_position_embeddings": 131072, "rope_theta": 500000.0, "hidden_act": "silu", "torch_dtype": "bfloat16",
         "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, "attention_bias": False,
     }
@@ -82,39 +98,37 @@ def write_weights(path, c):
     (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": where}))
 
 
-def connector(a):
+# An engine's process: a line of JSON in, a line out.
+
+
+def serve(settings, answers):
+    llm = start(settings)
+    answer = {"ready": llm.llm_engine.vllm_config.cache_config.num_gpu_blocks}
+    works = {"one": one, "reset": reset, "trace": trace, "decode": decode}
+    while True:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+        line = json.loads(sys.stdin.readline() or '["stop"]')
+        if line[0] == "stop":
+            llm.llm_engine.engine_core.shutdown()
+            return
+        answer = works[line[0]](llm, *line[1:])
+
+
+def start(s):
+    from vllm import LLM
     from vllm.config import KVTransferConfig
 
-    common = dict(kv_role="kv_both", kv_load_failure_policy="recompute")
-    if a.connector == "kvhost":
-        extra = {"socket": a.socket, "load_when": a.load_when, **json.loads(a.extra)}
-        probe = a.mode == "tokens"
-        return KVTransferConfig(kv_connector="ProbeConnector" if probe else "KvhostConnector",
-                                kv_connector_module_path="vllm_probe" if probe else "kvhost.vllm",
-                                kv_connector_extra_config=extra, **common)
-    if a.connector == "offloading":
-        return KVTransferConfig(kv_connector="OffloadingConnector",
-                                kv_connector_extra_config={"cpu_bytes_to_use": int(a.cpu_gib * (1 << 30))}, **common)
-    return None
-
-
-def engine(a, **more):
-    from vllm import LLM
-
-    options = dict(model=a.model, skip_tokenizer_init=True, dtype=a.dtype, enforce_eager=not a.graphs, seed=0,
-                   tensor_parallel_size=a.tp, pipeline_parallel_size=a.pp, disable_log_stats=True, **more)
-    if a.on_gpu:
-        options["gpu_memory_utilization"] = a.gpu_memory
-    if a.blocks:
-        options["num_gpu_blocks_override"] = a.blocks
-    if a.graphs:  # no compilation: only decode steps are captured
-        options["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 64]}
-    if (c := connector(a)) is not None:
-        options["kv_transfer_config"] = c
-    t = time.monotonic()
-    llm = LLM(**options)
-    say(f"engine ready after {time.monotonic() - t:.1f} s, blocks", llm.llm_engine.vllm_config.cache_config.num_gpu_blocks)
-    return llm
+    options = dict(model=s["model"], skip_tokenizer_init=True, dtype=s.get("dtype", "bfloat16"), seed=0, disable_log_stats=True,
+                   enforce_eager=s.get("run") == "eager", **s.get("vllm", {}))
+    if s.get("run", "graphs") == "graphs":
+        options["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]}
+    names = {"kvhost": ("KvhostConnector", {"kv_connector_module_path": "kvhost.vllm"}), "offloading": ("OffloadingConnector", {})}
+    if s["connector"] != "none":
+        name, more = names[s["connector"]]
+        options["kv_transfer_config"] = KVTransferConfig(kv_connector=name, kv_role="kv_both", kv_load_failure_policy="recompute",
+                                                         kv_connector_extra_config=s.get("extra", {}), **more)
+    return LLM(**options)
 
 
 def params(n):
@@ -123,228 +137,309 @@ def params(n):
     return SamplingParams(temperature=0, max_tokens=n, detokenize=False, ignore_eos=True)
 
 
-def one(llm, prompt, n):
+def prompt_of(seed, length):
+    rng = random.Random(seed)
+    return [rng.randrange(3, VOCABULARY) for _ in range(length)]
+
+
+def one(llm, seed, length, n):
+    prompt = prompt_of(seed, length)
     t = time.monotonic()
     out = llm.generate([{"prompt_token_ids": prompt}], params(n), use_tqdm=False)[0]
-    return 1e3 * (time.monotonic() - t), list(out.outputs[0].token_ids), out.num_cached_tokens
+    return {"ms": 1e3 * (time.monotonic() - t), "tokens": list(out.outputs[0].token_ids), "cached": out.num_cached_tokens or 0}
 
 
 def reset(llm):
     t = time.monotonic()
     while not llm.reset_prefix_cache():
-        time.sleep(0.05)
-        assert time.monotonic() - t < 60, "blocks are not given back"
-    return time.monotonic() - t
+        time.sleep(0.01)
+        assert time.monotonic() - t < 120, "blocks are not given back"
+    return {"seconds": time.monotonic() - t}
 
 
-def prompts(a, count, length, seed):
-    rng = random.Random(seed)
-    return [[rng.randrange(3, a.vocab) for _ in range(length)] for _ in range(count)]
-
-
-def tokens(a):
-    """Steps of 512 tokens, so that a hit changes no step's shape; the last 104 tokens are always computed together."""
-    llm = engine(a, max_model_len=8192, max_num_batched_tokens=512, max_num_seqs=8)
-    ps = prompts(a, 4, a.prompt or 4200, 1)
-    result = {"cold": [one(llm, p, 16) for p in ps]}
-    reset(llm)
-    time.sleep(2)
-    result["again"] = [one(llm, p, 16) for p in ps]
-    emit(a, {k: [{"ms": round(ms, 1), "tokens": t, "cached": c} for ms, t, c in v] for k, v in result.items()})
-    stop(llm)
-
-
-def eight(llm, ps):
-    """The first tokens of prompts whose KV the GPU has: all of both sets come from steps of the same shape."""
-    return [one(llm, p, 8)[1] for p in ps]
-
-
-def times(a):
-    n = a.prompt or 16384
-    llm = engine(a, max_model_len=n + 128, max_num_batched_tokens=n + 64, max_num_seqs=8)
-    warm = prompts(a, 2, n, 99)
-    for p in warm:
-        one(llm, p, 4)
-    reset(llm)
-    ps = prompts(a, a.count, n, 1)
-    cold = [one(llm, p, 1) for p in ps]
-    computed = eight(llm, ps)
-    result = {"cold_ms": stats(cold), "cold_cached": cold[0][2]}
-    if a.connector == "none":
-        result["gpu_hit_ms"] = stats([one(llm, p, 1) for p in ps])
-    else:
-        result["blocks_back_s"] = round(reset(llm), 3)
-        time.sleep(a.settle)
-        first = [one(llm, p, 1) for p in ps]
-        reset(llm)
-        second = [one(llm, p, 1) for p in ps]
-        loaded = eight(llm, ps)
-        result |= {"hit_ms": stats(second), "hit_first_round_ms": stats(first), "hit_cached": [c for _, _, c in second],
-                   "same_tokens": f"{sum(a == b for a, b in zip(computed, loaded))} of {len(ps)}"}
-    emit(a, result)
-    stop(llm)
-
-
-def decode(a):
-    """64 requests decode; meanwhile 16k prompts arrive that hit in kvhost, or in the GPU's cache for the comparison. The
-    64 prompts' own chunks and what they generate are stored while they run."""
-    n = a.prompt or 16384
-    llm = engine(a, max_model_len=n + 128, max_num_batched_tokens=n + 64, max_num_seqs=72)
-    core = llm.llm_engine
-    ps = prompts(a, a.count, n, 1)  # those of times: stored already if the root is the same
-    hot = [one(llm, p, 1) for p in ps]
-    if a.connector == "kvhost":
-        reset(llm)
-        time.sleep(a.settle)
-    results = {}
-    for name, arrivals in (("alone", []), ("with_hits", ps), ("alone_again", []), ("with_hits_again", ps)):
-        if a.connector == "kvhost":
-            reset(llm)
-        small = prompts(a, 64, a.small, hash(name) & 0xFFFF)
-        for i, p in enumerate(small):
-            core.add_request(f"{name}-{i}", {"prompt_token_ids": p}, params(a.generate))
-        first, last, got, cached, pending = {}, {}, {}, [], list(arrivals)
-        began = due = None
-        while core.has_unfinished_requests():
-            for o in core.step():
-                now = time.monotonic()
-                if o.request_id.startswith(name + "-"):
-                    first.setdefault(o.request_id, now)
-                    last[o.request_id], got[o.request_id] = now, len(o.outputs[0].token_ids)
-                elif o.finished:
-                    cached.append(o.num_cached_tokens)
-            if len(first) == 64 and began is None:
-                began = due = time.monotonic()
-                at = sum(got.values())
-            if began and pending and time.monotonic() >= due:
-                core.add_request(f"hit-{name}-{len(pending)}", {"prompt_token_ids": pending.pop()}, params(1))
-                due += a.every
-        seconds = max(last.values()) - began
-        results[name] = {"tokens_per_s": round((64 * a.generate - at) / seconds, 1), "seconds": round(seconds, 2),
-                         "arrivals": len(cached), "cached": cached[:3]}
-        say(name, results[name])
-    results["ratio"] = round((results["with_hits"]["tokens_per_s"] + results["with_hits_again"]["tokens_per_s"])
-                             / (results["alone"]["tokens_per_s"] + results["alone_again"]["tokens_per_s"]), 4)
-    emit(a, results)
-    stop(llm)
-
-
-def requests(a):
+def requests(path, skip, count, scale, salt):
     """Requests of a trace in Mooncake's format. Each hash id stands for 512 tokens there and for 512/scale here; its tokens
     follow from the id, so that equal prefixes of ids are equal prefixes of tokens."""
-    if a.trace.endswith(".zst"):
-        text = subprocess.run(["zstd", "-dc", a.trace], check=True, capture_output=True).stdout
+    if path.endswith(".zst"):
+        text = subprocess.run(["zstd", "-dc", path], check=True, capture_output=True).stdout
     else:
-        text = (gzip.open if a.trace.endswith(".gz") else open)(a.trace, "rb").read()
-    lines = [json.loads(line) for line in text.splitlines()[a.skip:a.skip + a.requests]]
-    begin, block = lines[0]["timestamp"], 512 // a.scale
+        text = (gzip.open if path.endswith(".gz") else open)(path, "rb").read()
+    lines = [json.loads(line) for line in text.splitlines()[skip:skip + count]]
+    begin, block = lines[0]["timestamp"], 512 // scale
     for i, r in enumerate(lines):
         prompt = []
         for h in r["hash_ids"]:
-            rng = random.Random(h)
-            prompt += [rng.randrange(3, a.vocab) for _ in range(block)]
-        rng = random.Random(-1 - i)  # the last block is not full; its tokens are this request's alone
-        tail = r["input_length"] // a.scale % block or block
-        prompt[-block:] = [rng.randrange(3, a.vocab) for _ in range(tail)]
-        yield (r["timestamp"] - begin) / 1e3 / a.speed, prompt, max(1, r["output_length"] // a.scale)
+            prompt += prompt_of(f"{salt} {h}", block)
+        tail = r["input_length"] // scale % block or block
+        prompt[-block:] = prompt_of(f"{salt} last {i}", tail)  # the last block is not full; its tokens are this request's alone
+        yield (r["timestamp"] - begin) / 1e3, prompt, max(1, r["output_length"] // scale)
 
 
-def trace(a):
+def trace(llm, path, skip, count, scale, speed, salt):
     """Requests arrive at the trace's times (open loop). A first token's time counts from the arrival, queueing included."""
-    work = list(requests(a))
-    longest = max(len(p) + n for _, p, n in work)
-    llm = engine(a, max_model_len=longest + 16, max_num_batched_tokens=8192, max_num_seqs=64)
+    work = list(requests(path, skip, count, scale, salt))
     core = llm.llm_engine
-    for p in prompts(a, 2, min(4096, longest), 99):
-        one(llm, p, 4)
-    reset(llm)
-    say(len(work), "requests,", sum(len(p) for _, p, _ in work), "tokens, longest", longest, "over", round(work[-1][0], 1), "s")
-    begin, arrived, first, cached, tokens = time.monotonic(), {}, {}, {}, {}
+    begin, arrived, first, cached = time.monotonic(), {}, {}, {}
     waiting = list(reversed(work))
     while waiting or core.has_unfinished_requests():
-        now = time.monotonic() - begin
+        now = (time.monotonic() - begin) * speed
         while waiting and waiting[-1][0] <= now:
-            at, p, n = waiting.pop()
-            name = f"trace-{len(arrived)}"
-            arrived[name] = at
-            core.add_request(name, {"prompt_token_ids": p}, params(n))
+            at, prompt, n = waiting.pop()
+            name = f"{salt}-{len(arrived)}"
+            arrived[name] = at / speed
+            core.add_request(name, {"prompt_token_ids": prompt}, params(n))
         if not core.has_unfinished_requests():
-            time.sleep(max(0, waiting[-1][0] - (time.monotonic() - begin)))
+            time.sleep(max(0, waiting[-1][0] / speed - (time.monotonic() - begin)))
             continue
         for o in core.step():
             if o.outputs and o.outputs[0].token_ids:
                 first.setdefault(o.request_id, time.monotonic() - begin)
                 cached[o.request_id] = o.num_cached_tokens or 0
-                if o.finished:
-                    tokens[o.request_id] = list(o.outputs[0].token_ids)
     waits = sorted(1e3 * (first[name] - at) for name, at in arrived.items())
-    emit(a, {"requests": len(waits), "first_token_ms": {"mean": round(statistics.mean(waits), 1), "median": round(statistics.median(waits), 1),
-                                                        "p95": round(waits[int(0.95 * len(waits))], 1), "max": round(waits[-1], 1)},
-             "cached_share": round(sum(cached.values()) / sum(len(p) for _, p, _ in work), 4),
-             "seconds": round(time.monotonic() - begin, 1), "tokens_hash": hash_of(tokens)})
-    stop(llm)
+    return {"requests": len(waits), "seconds": round(time.monotonic() - begin, 1), "mean": round(statistics.mean(waits), 1),
+            **{f"p{p}": round(waits[len(waits) * p // 100], 1) for p in (50, 95, 99)},
+            "cached_share": round(sum(cached.values()) / sum(len(p) for _, p, _ in work), 4)}
 
 
-def hash_of(tokens):
-    return hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()[:16]
+def decode(llm, generate, arrivals):
+    """Twenty-four requests decode; meanwhile prompts ([seed, length] each) arrive one after another."""
+    core, name = llm.llm_engine, f"decode-{time.monotonic()}"
+    for i in range(24):
+        core.add_request(f"{name}-{i}", {"prompt_token_ids": prompt_of(f"{name} {i}", 256)}, params(generate))
+    last, gaps, hits, sent, pending, due, counts = {}, [], [], {}, list(arrivals), 0.0, {}
+    while core.has_unfinished_requests():
+        for o in core.step():
+            now = time.monotonic()
+            if o.request_id in sent:
+                if o.finished:
+                    hits.append({"ms": round(1e3 * (now - sent[o.request_id]), 1), "cached": o.num_cached_tokens or 0})
+            elif (n := len(o.outputs[0].token_ids)) > counts.get(o.request_id, 0):
+                if o.request_id in last and len(last) == 24:
+                    gaps.append(1e3 * (now - last[o.request_id]))
+                last[o.request_id], counts[o.request_id] = now, n
+        if len(last) == 24 and not due:
+            gaps, due = [], time.monotonic() + 0.2
+        if due and pending and time.monotonic() > due and len(hits) == len(sent):
+            seed, length = pending.pop(0)
+            hit = f"{name}-hit-{len(sent)}"
+            sent[hit] = time.monotonic()
+            core.add_request(hit, {"prompt_token_ids": prompt_of(seed, length)}, params(1))
+    gaps.sort()
+    return {"p50": round(gaps[len(gaps) // 2], 1), "p99": round(gaps[len(gaps) * 99 // 100], 1), "max": round(gaps[-1], 1), "hits": hits}
 
 
-def stats(runs):
-    ms = [m for m, _, _ in runs]
-    return {"median": round(statistics.median(ms), 1), "min": round(min(ms), 1), "max": round(max(ms), 1), "n": len(ms)}
+# The driver.
 
 
-def emit(a, result):
-    line = {"mode": a.mode, "connector": a.connector, "name": a.name or a.connector, **result}
-    print("RESULT " + json.dumps(line), flush=True)
+class Engine:
+    def __init__(self, a, name, gpu, settings):
+        self.name, self.gpu, self.settings = name, gpu, {"model": a.model, **settings}
+        self.settings["vllm"] = {"max_model_len": a.longest + 256, "max_num_batched_tokens": a.step, "max_num_seqs": 64, **a.vllm,
+                                 **settings.get("vllm", {})}
+        self.folder = pathlib.Path(a.folder, name)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.computed = {}
+        self.start()
+
+    def start(self):
+        own = self.folder / "run"  # engines of one user share a host that has the same settings: each has its own here
+        own.mkdir(mode=0o700, exist_ok=True)
+        env = os.environ | {"XDG_RUNTIME_DIR": str(own), "CUDA_VISIBLE_DEVICES": str(self.gpu), **self.settings.get("env", {})}
+        there, here = os.pipe()
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen([sys.executable, __file__, "--serve", json.dumps(self.settings), "--answers", str(here)], env=env,
+                                            stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[here], start_new_session=True)
+        os.close(here)
+        self.answers = os.fdopen(there)
+
+    def ready(self):
+        return self.answer()
+
+    def answer(self):
+        line = self.answers.readline()
+        if not line:
+            tail = (self.folder / "log").read_text(errors="replace")[-6000:]
+            raise SystemExit(f"engine {self.name} ended:\n{tail}")
+        return json.loads(line)
+
+    def ask(self, *line):
+        self.process.stdin.write((json.dumps(line) + "\n").encode())
+        self.process.stdin.flush()
+        return self.answer()
+
+    def stop(self):
+        """With the host that it has started."""
+        self.process.stdin.write(b'["stop"]\n')
+        self.process.stdin.flush()
+        try:
+            self.process.wait(60)
+        finally:
+            self.kill()
+        for lock in pathlib.Path(self.root()).glob(".kvhost/lock") if self.root() else []:
+            host = int(lock.read_text().split()[0])
+            t = time.monotonic()
+            try:
+                os.kill(host, signal.SIGTERM)
+                while os.path.exists(f"/proc/{host}/exe"):
+                    time.sleep(0.05)
+            except ProcessLookupError:
+                pass
+            say(self.name, f"its host ended after {time.monotonic() - t:.1f} s")
+
+    def root(self):
+        return self.settings.get("extra", {}).get("root", "").split("=")[0] if self.settings["connector"] == "kvhost" else ""
+
+    def kill(self):
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+def emit(**line):
+    text = json.dumps(line)
     if os.environ.get("OUT"):
         with open(os.path.join(os.environ["OUT"], "results.jsonl"), "a") as f:
-            f.write(json.dumps(line) + "\n")
+            f.write(text + "\n")
+    else:
+        print(text, flush=True)
 
 
-def stop(llm):
-    llm.llm_engine.engine_core.shutdown()
+def count(a, length):
+    return a.count or next((n for at, n in sorted(COUNT.items()) if length <= at * 1.2), 1)
+
+
+def asked(a, e, label, turn):
+    """All lengths once; what was computed is what the engine said without a hit."""
+    for length in a.lengths:
+        said = [e.ask("one", f"{length} {i}", length, a.tokens) for i in range(count(a, length))]
+        same = sum(e.computed.setdefault((length, i), s["tokens"]) == s["tokens"] for i, s in enumerate(said))
+        ms = [round(s["ms"], 1) for s in said]
+        emit(work=label, engine=e.name, turn=turn, length=length, median=statistics.median(ms), ms=ms,
+             cached=[s["cached"] for s in said], same=f"{same} of {len(said)}")
+    e.ask("reset")
+
+
+def near(a, engines):
+    for e in engines:
+        e.ask("one", "warm", a.longest, 4)
+        for i in range(2):
+            e.ask("one", f"warm {i}", min(a.lengths), 4)
+        e.ask("reset")
+    for e in engines:
+        asked(a, e, "near", "computed")
+    time.sleep(a.settle)
+    for turn in range(a.turns):
+        for e in engines[::-1] if turn % 2 else engines:
+            asked(a, e, "near", turn)
+
+
+def second(a, engines):
+    lasting = [e for e in engines if e.root()]
+    together(lambda e: e.stop(), lasting)
+    os.sync()
+    try:
+        pathlib.Path("/proc/sys/vm/drop_caches").write_text("3")
+    except OSError as err:
+        say("the page cache is as it was:", err)
+    for e in lasting:
+        e.start()
+    for e in lasting:
+        e.ready()
+    say("engines again:", *(e.name for e in lasting))
+    if not lasting[0].computed:
+        raise SystemExit("second asks for what near has stored: name near before it")
+    for turn in range(a.turns + 1):
+        for e in lasting:
+            asked(a, e, "second", turn)
+
+
+def together(do, engines):
+    """Those of one GPU one after another."""
+    of = {gpu: [e for e in engines if e.gpu == gpu] for gpu in {e.gpu for e in engines}}
+    with ThreadPoolExecutor(len(of)) as threads:
+        for done in [threads.submit(lambda es: [do(e) for e in es], es) for es in of.values()]:
+            done.result()
+
+
+def traces(a, engines):
+    def ask(e):
+        e.ask("reset")
+        r = e.ask("trace", a.trace, a.skip, a.requests, a.scale, a.speed, f"round {n}")
+        emit(work="trace", engine=e.name, round=n, **r)
+
+    for n in range(a.rounds):
+        together(ask, engines[::-1] if n % 2 else engines)
+
+
+def decodes(a, engines):
+    for n in range(a.rounds):
+        for e in engines:
+            for name, arrivals in (("alone", []), ("with hits", [(f"{length} {i}", length) for length in a.lengths if length > 8192
+                                                                 for i in range(count(a, length))])):
+                e.ask("reset")
+                emit(work="decode", engine=e.name, round=n, beside=name, **e.ask("decode", a.generate, arrivals))
 
 
 def main():
-    p = argparse.ArgumentParser()
-    p.add_argument("mode", choices=["tokens", "times", "decode", "trace"])
-    p.add_argument("--connector", choices=["none", "offloading", "kvhost"], default="none")
-    p.add_argument("--name", default="")
-    p.add_argument("--socket", default="/tmp/kvhost.sock")
-    p.add_argument("--load-when", default="always")
-    p.add_argument("--extra", default="{}")
-    p.add_argument("--prompt", type=int, default=0)
-    p.add_argument("--count", type=int, default=5)
-    p.add_argument("--settle", type=float, default=4.0)
-    p.add_argument("--cpu-gib", type=float, default=16)
-    p.add_argument("--gpu-memory", type=float, default=0.6)
-    p.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    p.add_argument("--graphs", action="store_true")
-    p.add_argument("--tp", type=int, default=1)
-    p.add_argument("--pp", type=int, default=1)
-    p.add_argument("--blocks", type=int, default=0)
-    p.add_argument("--generate", type=int, default=400)
-    p.add_argument("--small", type=int, default=512)
-    p.add_argument("--every", type=float, default=0.5)
-    p.add_argument("--trace", default="examples/traces/mixed.jsonl.zst")
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("engines", nargs="*")
+    p.add_argument("--work", default="near", help="of near, second, trace, decode; those of some engines alone as near:NAME+NAME")
+    p.add_argument("--lengths", default="1024,4096,16384,65536")
+    p.add_argument("--count", type=int, default=0, help="prompts of each length; default: 5, 3, 3 and 1")
+    p.add_argument("--turns", type=int, default=3)
+    p.add_argument("--tokens", type=int, default=1, help="tokens that each prompt generates")
+    p.add_argument("--settle", type=float, default=4.0, help="seconds between the last store and the first hit")
+    p.add_argument("--step", type=int, default=16448, help="tokens that a step computes at most")
+    p.add_argument("--vllm", type=json.loads, default={}, help="more of vLLM's options, as JSON")
+    p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--trace", default=str(pathlib.Path(__file__).parents[1] / "traces/mixed.jsonl.zst"))
     p.add_argument("--skip", type=int, default=1000, help="requests of the trace to leave out at the beginning")
     p.add_argument("--requests", type=int, default=200)
     p.add_argument("--scale", type=int, default=4, help="lengths are divided by this")
     p.add_argument("--speed", type=float, default=1.0, help="the trace's times are divided by this")
-    p.add_argument("--tiny", action="store_true", help="a tiny model, to try the script on a CPU")
+    p.add_argument("--generate", type=int, default=160)
+    p.add_argument("--model", default="big", help="a path, or big (32 x 4096), or tiny, to try the script on a CPU")
+    p.add_argument("--models", default="/dev/shm", help="the folder of models that are made")
+    p.add_argument("--folder", default="", help="of logs and sockets; default: one that is deleted at the end")
+    p.add_argument("--serve", type=json.loads, help=argparse.SUPPRESS)
+    p.add_argument("--answers", type=int, help=argparse.SUPPRESS)
     a = p.parse_args()
-    a.on_gpu = os.path.exists("/dev/nvidiactl")
-    a.vocab = 32000
-    if a.tiny:
-        a.vocab = 1024
-        a.model = model_dir("/tmp/model-tiny", 3, 128, 2, 2, a.vocab)
-    elif a.mode == "tokens":
-        a.model = model_dir("/tmp/model-mid", 8, 2048, 16, 8, a.vocab)
-    else:
-        a.model = model_dir("/tmp/model-big", 32, 4096, 32, 8, a.vocab)
-    {"tokens": tokens, "times": times, "decode": decode, "trace": trace}[a.mode](a)
-    say("done")
+    if a.serve:
+        with os.fdopen(a.answers, "w") as answers:
+            serve(a.serve, answers)
+        return
+    a.lengths = [int(n) for n in a.lengths.split(",")]
+    a.longest = max(a.lengths)
+    if a.model in MODELS:
+        subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r}); import bench; "
+                        f"bench.model_dir({a.models + '/model-' + a.model!r}, *bench.MODELS[{a.model!r}])"], check=True)
+        a.model = a.models + "/model-" + a.model
+        say("model written")
+    with tempfile.TemporaryDirectory(prefix="kvhost-bench-") as made:
+        a.folder = a.folder or made
+        run(a)
+
+
+def run(a):
+    engines = {}
+    try:
+        for spec in a.engines:
+            name, _, text = spec.partition("=")
+            name, _, gpu = name.partition("@")
+            engines[name] = Engine(a, name, int(gpu or 0), json.loads(text) if text else ENGINES[name])
+        for e in engines.values():
+            e.ready()
+        say("engines ready:", *engines)
+        for work in a.work.split(","):
+            work, _, names = work.partition(":")
+            {"near": near, "second": second, "trace": traces, "decode": decodes}[work](
+                a, [engines[n] for n in names.split("+")] if names else list(engines.values()))
+            say(work, "done")
+    finally:
+        for e in engines.values():
+            e.kill()
 
 
 if __name__ == "__main__":
