@@ -1,10 +1,12 @@
 package store
 
 import (
+	"errors"
 	"log/slog"
 	"testing"
 
 	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
@@ -166,4 +168,78 @@ func TestLoadAwaitsNoMemory(t *testing.T) {
 	equal(t, "state of the memory", f.store.Stats().Roots[0].State, health.In)
 	l.Release()
 	f.settle()
+}
+
+// TestStoreBringsNear: a client that has computed what only the disk has stores it in memory, too, and no copy in the background does it again. A
+// put that ends without its piece leaves nothing there; on the disk everything is as it was.
+func TestStoreBringsNear(t *testing.T) {
+	f := beforeDisk(t, 4, func(_, _ *RootConfig) {})
+	log := f.store.Changes()
+	start := log.Start()
+	must(t, f.storeHalf(0))
+	equal(t, "an entry that was stored again is near", f.isNear(0), true)
+	if head, root := f.readHalf(0); root != "memory:" || head.Compressed {
+		t.Errorf("the entry is read from %s, compressed %t; want memory:, false", root, head.Compressed)
+	}
+	if err := f.storeHalf(0); !errors.Is(err, ErrResident) {
+		t.Errorf("an entry of both levels was stored again: got %v, want %v", err, ErrResident)
+	}
+
+	open := f.shut()
+	l := f.prefetch(1, 2)
+	must(t, f.storeHalf(1))
+	open()
+	f.settle()
+	l.Release()
+	n := f.moved(0, moves.Prefetch)
+	equal(t, "copies in the background of what the client has not stored", n.Done.Load(), 1)
+	equal(t, "copies that were not wanted any more", n.Cancelled.Load(), 1)
+
+	p, err := f.store.Put(t.Context(), f.request(3, 0, 0))
+	must(t, err)
+	if err := f.storeHalf(3); !errors.Is(err, ErrResident) {
+		t.Errorf("an entry that is being stored was stored again: got %v, want %v", err, ErrResident)
+	}
+	p.Abort(moves.ErrCancelled)
+	equal(t, "an entry is near of which nothing was stored", f.isNear(3), false)
+	f.readHalf(3)
+
+	changes, _, err := log.Read(start, make([]entries.Change, 0, 16))
+	must(t, err)
+	equal(t, "changes of what was there all the time", len(changes), 0)
+	f.settle()
+	f.checkAccounts()
+}
+
+// TestStoreLeavesFar: what the disk has is resident for a client where memory does not take it.
+func TestStoreLeavesFar(t *testing.T) {
+	f := beforeDisk(t, 2, func(near, _ *RootConfig) { near.Capacity = 64 << 10 })
+	if err := f.storeHalf(0); !errors.Is(err, ErrResident) {
+		t.Errorf("stored where there is no room: got %v, want %v", err, ErrResident)
+	}
+	equal(t, "the entry is near", f.isNear(0), false)
+	f.readHalf(0)
+	f.checkAccounts()
+}
+
+// TestStoreBringsAllRanksNear: the pieces of an entry come near one by one, and the entry when it has all of them.
+func TestStoreBringsAllRanksNear(t *testing.T) {
+	memory, err := memfs.New(1<<20, slog.New(slog.DiscardHandler))
+	must(t, err)
+	t.Cleanup(func() { memory.Close() })
+	f := newFixtureIn(t, t.TempDir(), 8, 2, func(c *Config) {
+		near, far := c.Roots[0], c.Roots[0]
+		near.Path, near.Medium, near.ForPieces, near.Capacity = "memory:", Medium{FS: memory, Traits: Memory}, true, 1<<20
+		far.Level = 1
+		c.Roots = []RootConfig{near, far}
+	})
+	f.takeOut(0)
+	f.mustPutRanks(0, 0, 0b11)
+	must(t, f.store.Maintain(t.Context(), 0, Probe))
+	equal(t, "root of an entry that was stored while the nearest was out", f.rootOf(0), 1)
+	must(t, f.putRank(0, 0, 0, 0b11))
+	equal(t, "root of an entry with one near piece of two", f.rootOf(0), 1)
+	must(t, f.putRank(0, 0, 1, 0b11))
+	equal(t, "root of an entry with both pieces near", f.rootOf(0), 0)
+	f.checkAccounts()
 }

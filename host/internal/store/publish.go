@@ -203,8 +203,9 @@ func (p *Put) abort(cause error) {
 func (p *Put) end() {
 	p.state = over
 	p.root.Lock()
-	defer p.root.Unlock()
 	p.root.EndWrite(p.mark, p.q.Rank)
+	p.root.Unlock()
+	p.unwatch()
 }
 
 func (p *Put) syncName() error {

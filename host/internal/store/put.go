@@ -40,6 +40,7 @@ type Put struct {
 	answer answer         // of the place policy
 
 	root       *root // that has the entry
+	farther    *root // that has the piece already, of a put to the nearest level
 	mark       entries.Mark
 	stamp      int64
 	charge     capacity.Charge // against the root's daily budget

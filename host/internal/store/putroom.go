@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
@@ -18,19 +17,15 @@ import (
 // reserve makes the put's entry, or adds its piece to the one that is there.
 func (s *Store) reserve(ctx context.Context, p *Put) (*Put, error) {
 	found, err := s.join(ctx, p)
-	if errors.Is(err, ErrResident) && p.q.copy == nil {
-		s.count.resident.Add(1)
+	if err == nil && !found {
+		if err = s.admitted(p); err == nil {
+			err = s.insert(ctx, p)
+		}
 	}
 	if err != nil {
-		return nil, err
+		return nil, s.unstored(p, err)
 	}
 	if !found {
-		if err := s.admitted(p); err != nil {
-			return nil, err
-		}
-		if err := s.insert(ctx, p); err != nil {
-			return nil, err
-		}
 		p.state = reserved
 		return p, nil
 	}
@@ -44,21 +39,36 @@ func (s *Store) reserve(ctx context.Context, p *Put) (*Put, error) {
 	return p, nil
 }
 
+// unstored ends a put that got no room, and says why. What is farther away is stored all the same.
+func (s *Store) unstored(p *Put, err error) error {
+	if p.farther != nil {
+		p.unwatch()
+		err = ErrResident
+	}
+	if errors.Is(err, ErrResident) && p.q.copy == nil {
+		s.count.resident.Add(1)
+	}
+	return err
+}
+
 // levels are those that the put may go to.
-func (q *PutRequest) levels(s *Store) []*level {
-	if q.copy == nil {
+func (p *Put) levels(s *Store) []*level {
+	switch {
+	case p.q.copy != nil:
+		return p.q.copy.level.ways(p.q.copy.entry)
+	case p.farther != nil:
+		return s.levels[:1]
+	default:
 		return s.own()
 	}
-	return q.copy.level.ways(q.copy.entry)
 }
 
 // join adds the piece to the entry of its key, if there is one.
 func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
-	levels := p.q.levels(s)
-	if p.q.copy == nil && len(levels) > 1 && s.has(p) { // an entry that is copied nearer lacks its later pieces there
+	if p.q.copy == nil && len(s.own()) > 1 && s.isStored(p) {
 		return false, ErrResident
 	}
-	for _, l := range levels {
+	for _, l := range p.levels(s) {
 		for _, r := range l.roots {
 			if !r.Health.Serves() {
 				continue // what it has is not to be had: it can be stored elsewhere
@@ -71,17 +81,50 @@ func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
 	return false, nil
 }
 
-// has says whether any root has the piece.
-func (s *Store) has(p *Put) bool {
-	return slices.ContainsFunc(s.ours(), func(r *root) bool {
+// isStored says whether a client's piece is there. One that only farther levels have is stored in the nearest, too: a client computed it
+// although it was found, and what a client gives is near at once, unlike what a disk or a bucket gives. Where files of the nearest level have
+// a part of the entry, that may be of an older version, and pieces of two are not mixed.
+func (s *Store) isStored(p *Put) bool {
+	mixes := false
+	for _, r := range s.ours() {
 		if !r.Health.Serves() {
-			return false
+			continue
 		}
-		r.Lock()
-		defer r.Unlock()
-		slot := r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.q.Key)
-		return slot != index.None && !r.Index.At(slot).Is(index.Evicting) && r.Index.Pieces(slot)&(1<<p.q.Rank) != 0
-	})
+		entry, piece := r.watch(p, mixes)
+		if piece {
+			return p.farther == nil
+		}
+		mixes = mixes || entry && !r.cfg.Volatile
+	}
+	return false
+}
+
+// watch says whether the root has the entry of the piece, and the piece. If the nearest level may get it, too, the entry's copies are counted until
+// the put ends, and a copy that only waits is not wanted any more.
+func (r *root) watch(p *Put, mixes bool) (entry, piece bool) {
+	r.Lock()
+	defer r.Unlock()
+	slot := r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.q.Key)
+	if slot == index.None || r.Index.At(slot).Is(index.Evicting) {
+		return false, false
+	}
+	if r.Index.Pieces(slot)&(1<<p.q.Rank) == 0 {
+		return true, false
+	}
+	if r.level != r.store.levels[0] && r.Index.At(slot).Is(index.Complete) && !mixes {
+		r.Moves.Forgo(slot)
+		r.store.copies.Watch(p.mark.Fingerprint, &r.Set)
+		p.farther = r
+	}
+	return true, true
+}
+
+// unwatch ends what watch has begun.
+func (p *Put) unwatch() {
+	if p.farther != nil {
+		p.farther.store.copies.Unwatch(p.mark.Fingerprint)
+		p.farther = nil
+	}
 }
 
 func (r *root) join(ctx context.Context, p *Put) (bool, error) {
@@ -109,6 +152,14 @@ func (p *Put) begin(r *root) {
 
 // admitted asks the admit policy about a new entry.
 func (s *Store) admitted(p *Put) error {
+	if p.farther != nil {
+		c := s.levels[0].candidate(p)
+		c.Kind, c.From = abi.KindPromotion, uint8(p.farther.level.number)
+		if admitted, asked := s.levels[0].Admits(&c, p.class.Namespace); asked && !admitted {
+			return ErrRefused
+		}
+		return nil
+	}
 	if p.q.copy != nil || p.class.Namespace.Admit.Now().Policy.TakesAllNew() {
 		return nil
 	}
@@ -148,7 +199,7 @@ func (l *level) candidate(p *Put) abi.Candidate {
 func (s *Store) insert(ctx context.Context, p *Put) error {
 	p.ask()
 	var err error
-	levels := p.q.levels(s)
+	levels := p.levels(s)
 	var nearer *level // where it would be now, if memory were there
 	for _, l := range levels {
 		if nearer != nil && p.q.copy == nil { // this level would judge it later, when it was demoted
@@ -165,7 +216,7 @@ func (s *Store) insert(ctx context.Context, p *Put) error {
 		}
 	}
 	switch {
-	case nearer == nil:
+	case nearer == nil || p.farther != nil:
 	case err == nil:
 		nearer.early.add(early{p.root, p.mark})
 	case p.q.copy != nil && p.q.copy.entry.Here: // the memory would wait for loads, and a load for the memory

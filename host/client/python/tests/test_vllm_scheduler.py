@@ -637,6 +637,26 @@ def test_the_part_of_a_hit_that_pays_is_loaded() -> None:
     assert rig.s.matched(request("d", TOKENS), CHUNK + BLOCK) == 3 * CHUNK - BLOCK
 
 
+def test_what_is_computed_comes_near() -> None:
+    """The engine stores what it has computed although a farther level has it, and nothing that is near already."""
+    for fast, stored in ((2, [2, 3]), (0, [])):
+        rig, a = Rig(load_when="faster"), request("a", TOKENS)
+        rig.session.resident = set(KEYS[:4])
+        for _ in range(3):
+            rig.s._choice.compute.step(1024, 0.1024)
+        rig.session.micros_per_chunk, rig.session.fast_chunks = 200 if fast else 2000, fast
+        n = rig.s.matched(a, 0)
+        assert n == fast * CHUNK
+        rig.s.allocated(a, rig.table(len(TOKENS)), n)
+        if n:
+            (order,) = rig.s.step(step({})).loads
+            report = WorkerReport(free=Counter([order.id]), loaded=Counter(["a"]))
+            rig.s.reported(report)
+            rig.s.received(report, {"a"})
+            a.num_computed_tokens = n
+        assert [i for i, _ in rig.run(a, len(TOKENS) - n)] == stored
+
+
 def test_a_window_counts_only_what_is_loaded_of_it() -> None:
     window = GroupPlan(1, BLOCK, CHUNK, window=10)
     session = DoubleSession()

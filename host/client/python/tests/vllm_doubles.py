@@ -51,6 +51,7 @@ class Pending(PendingLookup):
             reply = pb.LookupReply(hits=hits, lease=self.asked.last_lease, load_time=Duration(nanos=1000 * (hits + 9 * slow) * each))
             if slow:
                 reply.load_parts.add(keys=hits - slow, load_time=Duration(nanos=1000 * (hits - slow) * each))
+                reply.levels.add(level=1, chunks=slow)
             self._call(pb.SessionResponse(lookup=reply))
 
 

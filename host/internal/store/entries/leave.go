@@ -110,12 +110,17 @@ func (s *Moves) Copy(slot uint32) *Move {
 
 // Take is Copy for one that copies at once: a copy that only waits is not wanted any more.
 func (s *Moves) Take(slot uint32) *Move {
+	s.Forgo(slot)
+	return s.Copy(slot)
+}
+
+// Forgo cancels a copy nearer that has not begun.
+func (s *Moves) Forgo(slot uint32) {
 	if m := s.of[slot]; m != nil && m.pins == 0 && !m.leaves && !m.through {
 		s.forget(m)
 		m.Cancel()
 		m.changed()
 	}
-	return s.Copy(slot)
 }
 
 func (s *Moves) begin(slot uint32) *Move {

@@ -77,6 +77,11 @@ class RequestLookup:
             self._groups, min(limit, self._count), lambda g, i: all(found.has(i) for found in self._found[g])
         )
 
+    @property
+    def is_far(self) -> bool:
+        """Whether any of what was found is not in the host's nearest level."""
+        return any(at.level > 0 for stages in self._found for found in stages for at in found.levels)
+
     def parts(self, first: int, hit: int) -> list[tuple[int, float]]:
         """Leading parts of a hit: (chunks, how long the host expects the load of those at or after ``first`` to take).
         The last part is the whole hit. 0 seconds if the host does not know."""

@@ -220,7 +220,6 @@ class Scheduler:
             t.may_load, t.lookup = False, None
             return 0
         there = lookup.hit(len(keys))
-        t.stored = max(t.stored, there)
         if t.found is None and not lookup.failed:
             t.found = there
         if self._events is not None:
@@ -231,6 +230,8 @@ class Scheduler:
         if room < later and time.monotonic() - t.since < self._settings.lookup_timeout:
             return None  # the blocks that are held now come free soon
         take = self._worth(lookup, hit, room, computed)
+        # What is computed although it was found farther away is stored again, which brings it near at once.
+        t.stored = max(t.stored, max(take, computed // self._chunk) if take < hit and lookup.is_far else there)
         more = self._end(t, take) - computed
         if more <= 0:  # the engine has all but what the step computes in any case
             lookup.release()
