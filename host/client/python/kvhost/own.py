@@ -13,6 +13,7 @@ import logging
 import os
 import select
 import shutil
+import signal
 import stat
 import subprocess
 import sysconfig
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kvhost.errors import HostGoneError, printable
-from kvhost.wire import HOST_USER, foreign, unreachable
+from kvhost.wire import HOST_USER, foreign, listener, unreachable
 
 _START_SECONDS = 60.0
 _IDLE = "1m"
@@ -73,6 +74,16 @@ class OwnHost:
                 except HostGoneError as e:
                     self._failed, self._why = time.monotonic(), str(e)
                     raise
+
+    def process(self) -> int:
+        """The host's process; 0 if none runs."""
+        return listener(self.socket)
+
+    def kill(self, process: int) -> None:
+        """Ends a host whose process is stopped, so that it writes to no memory that it has mapped. Another that runs by now is left alone."""
+        if process and process == self.process():
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
 
     @contextmanager
     def _starting(self) -> Iterator[None]:

@@ -208,11 +208,27 @@ def foreign(path: str) -> str:
         return _foreign(s, path)
 
 
+def listener(path: str) -> int:
+    """The process that has called listen on a socket, also one that is stopped; 0 if there is none."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.settimeout(1.0)
+        try:
+            s.connect(path)
+        except OSError:
+            return 0
+        return _listener(s)[0]
+
+
+def _listener(s: socket.socket) -> tuple[int, int]:
+    """Its process and user."""
+    pid, uid, _ = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return pid, uid & 0xFFFFFFFF
+
+
 def _foreign(s: socket.socket, path: str) -> str:
     """The kernel says which user has called listen. Root may be the host, this process's user, who is named, and who has a directory of
     its own where root alone makes any."""
-    _, uid, _ = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    uid &= 0xFFFFFFFF
+    _, uid = _listener(s)
     if uid in (0, os.geteuid()) or str(uid) in os.environ.get(HOST_USER, "").split(",") or _given(os.path.dirname(path), uid):
         return ""
     return (

@@ -40,6 +40,7 @@ _CANCEL_SECONDS = 5.0  # that the host has to end a load after it was asked to
 _AVOID_SECONDS = 60.0  # that a page which was not delivered is not looked for
 _MOST_AVOIDED = 1 << 16
 _SAY_SECONDS = 10.0
+_KILL_SECONDS = 20.0  # that SGLang waits for a stopped host of its own, which may write to the GPU
 
 
 @dataclass
@@ -128,6 +129,7 @@ class KvhostLinker(UnifiedCacheLinker):
         self._offloads: deque[_Offload] = deque()
         self._sending = threading.Lock()  # a store begins, or the pools' memory changes
         self._pulse = Pulse(self._options.lookup_timeout)
+        self._process = 0  # of the host that SGLang has started
         self._link = Link("sglang", self._options.socket, self._open, leads=False)
         self._work: tuple[queue.SimpleQueue[Callable[[], None] | None], ...] = (queue.SimpleQueue(), queue.SimpleQueue())
         self._threads = [
@@ -158,6 +160,7 @@ class KvhostLinker(UnifiedCacheLinker):
     def _open(self, epoch: int) -> list[Session]:
         if self._options.own is not None:
             self._options.own.ensure()
+            self._process = self._options.own.process()
         session = Session(
             self._options.socket, f"{self._engine}-{next(self._opened)}", self._namespace, tenant=self._options.tenant,
             device_uuid=self._memory.device_uuid or None, timeout=self._options.timeout,
@@ -401,11 +404,14 @@ class KvhostLinker(UnifiedCacheLinker):
                 self._link.follow(self._link.wanted + 1)
                 log.warning("kvhost: the host hangs in the middle of a load: SGLang's pools have other memory now")
                 return
-        said = 0.0
-        while not _cancelled(batch, _SAY_SECONDS):
-            said += _SAY_SECONDS
-            log.error("kvhost: the host hangs since %.0f s in the middle of a load to the GPU, and SGLang waits: continue its process "
-                      "(kill -CONT) or end it (kill -KILL)", said)
+        began, own = time.monotonic(), self._options.own
+        while not _cancelled(batch, min(_SAY_SECONDS, _KILL_SECONDS)):
+            hangs = time.monotonic() - began
+            what = "continue its process (kill -CONT) or end it (kill -KILL)"
+            if own is not None and hangs >= _KILL_SECONDS:
+                own.kill(self._process)
+                what = "SGLang has started it, and kills it"
+            log.error("kvhost: the host hangs since %.0f s in the middle of a load to the GPU, and SGLang waits: %s", hangs, what)
 
     # ---- offloads ----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ import dataclasses
 import json
 import os
 import random
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -32,7 +34,7 @@ from sglang_pools import SHAPES, Rank  # noqa: E402
 from test_sglang import Server  # noqa: E402
 
 from kvhost.keys import KeyChain  # noqa: E402
-from kvhost.sglang import plugin  # noqa: E402
+from kvhost.sglang import linker, plugin  # noqa: E402
 
 plugin.register()  # as SGLang's load_plugins does
 HookRegistry.apply_hooks()
@@ -196,6 +198,36 @@ def test_a_host_that_ends_in_the_middle_of_a_load_costs_that_batch(host: Host, r
         return found.loaded == len(tokens) // rank.shape.page * rank.shape.page
 
     wait_for("a hit, which may be a minute away", hit)
+
+
+def test_a_stopped_host_of_its_own_holds_no_server_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA cannot take memory back that is shared, so nothing but the end of the host's process ends its writes."""
+    monkeypatch.setattr(linker, "_KILL_SECONDS", 0.2)
+    monkeypatch.setattr(linker, "_CANCEL_SECONDS", 0.2)
+    tokens = prompt(160)
+    with own_host(tmp_path / "kv") as (env, kill_host):
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        rank = Rank(SHAPES["full"], {"root": f"{tmp_path}/kv=1GiB", "lookup_timeout": 0.3})
+        wait_for("the session", lambda: rank.linker._session() is not None)
+        monkeypatch.setattr(rank.linker._memory, "take_back", lambda: False)
+        rank.serve(tokens)
+        rank.settle()
+        rank.forget()
+        request = rank.request([*tokens, 1])
+        served = rank.admitted(request)
+        assert served.loaded > 0
+        host = rank.linker._options.own.process()
+        os.kill(host, signal.SIGSTOP)
+        stopped = os.pidfd_open(host)
+        rank.forward([request], [served], lambda layer: None)
+        assert served.aborted and select.select([stopped], [], [], DEADLINE)[0], "want the stopped host's process ended"
+        os.close(stopped)
+        again = rank.serve([*tokens, 1])
+        assert (again.aborted, again.wrong) == (False, [])
+        wait_for("the session with the next host", lambda: rank.linker._session() is not None)
+        assert rank.linker._options.own.process() != host
+        rank.close()
 
 
 def test_requests_go_on_while_the_host_is_stopped(host: Host, ranks: Any) -> None:
