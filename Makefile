@@ -118,6 +118,7 @@ hostile $(GO) test -timeout 0 ./host -run TestHostilePolicies -hostile.all
 image $(GO) test ./examples/deploy -run 'TestImage$$' -image
 clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/internal/server -run TestHostileClients -hostile.time $(TORTURE)
 liars $(GO) test -timeout 0 ./host/internal/peers -run 'TestLiars$$' -liars.time $(TORTURE)
+nixl-liars $(GO) test -timeout 0 ./host/command -run TestLiarsByNIXL -nixl.liars $(TORTURE)
 soak $(GO) test -timeout 0 ./host/command -run 'TestSoak$$|TestBesideAnAttacker' -soak.time $(TORTURE) -beside.rounds 400
 lying-store $(GO) test -timeout 0 ./host/internal/store -run 'TestLyingStore$$' -liars.time $(TORTURE)
 hosts $(GO) test -timeout 0 ./host/command -run 'TestHosts$$' -hosts.apart -hosts.number 8 -hosts.requests 4000

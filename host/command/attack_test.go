@@ -88,6 +88,19 @@ var attacks = map[string]func(a *attack) error{
 		a.busily(func(n int) { _, _ = a.calls[n%len(a.calls)].Return(a.ctx, &proto.ReturnRequest{Lease: 1}) })
 		return nil
 	},
+	"places": func(a *attack) error {
+		r, err := a.lease(0, a.Keys[len(a.Keys)-1])
+		a.busily(func(n int) {
+			c := a.calls[n%len(a.calls)]
+			m, err := c.Place(a.ctx, &proto.PlaceRequest{Lease: r.GetLease(), Bytes: a.Bytes, Done: []uint64{uint64(n), 1 << 63}})
+			if n%2 == 0 && err == nil { // each slot is given back often, or never
+				for range 10 {
+					_, _ = c.Return(a.ctx, &proto.ReturnRequest{Done: []uint64{m.GetSlot(), m.GetSlot()}})
+				}
+			}
+		})
+		return err
+	},
 	"questions": func(a *attack) error {
 		absent := slices.Repeat([]kv.Key{{0xff}}, 1<<10)
 		a.busily(func(n int) { _, _ = a.lease(n, absent...) })

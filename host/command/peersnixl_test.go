@@ -2,7 +2,9 @@ package command
 
 import (
 	"bytes"
+	"encoding/hex"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -14,10 +16,16 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/gds/nixl"
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/replay"
+	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
+	"github.com/kvhost/kvhost/host/internal/testkit/peerdouble"
 	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // TestPeerDiesInARead loads again and again from the memory of a host of another process, by NIXL, and kills or stops that on the way.
@@ -35,29 +43,36 @@ func TestPeerDiesInARead(t *testing.T) {
 	}
 }
 
+// startNIXL starts a host with NIXL, a root, by default a directory, and more of [peers].
+func startNIXL(t *testing.T, environment []string, root, more string) (logged func() string, _ *os.Process, _ *killPeer) {
+	dir := shortDir(t)
+	if root == "" {
+		root = filepath.Join(dir, "kv")
+	}
+	conf := write(t, dir, "k.toml", fmt.Sprintf("socket = %q\n[http]\nlisten = %q\n[store]\nmemory = 0\n[move]\nbandwidth = 1\n[[root]]\npath = %q\ncapacity = \"256MiB\"\n[peers]\nnixl = %q\n%s\n",
+		filepath.Join(dir, "s"), anyPort, root, filepath.Join(testenv.Root(), ".build", "nixl"), more))
+	cmd := command(t, dir, "--config", conf, "--log-format", "json")
+	cmd.Env = append(slices.Clone(cmd.Environ()), environment...)
+	_, logged, _ = startCommand(t, cmd)
+	return logged, cmd.Process, dialToKill(t, filepath.Join(dir, "s"))
+}
+
+// freeAddress is one of loopback.
+func freeAddress(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	testenv.OK(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
 func peerDiesInARead(t *testing.T, signal syscall.Signal, environment []string) {
 	const chunks = killBlocks/16 - 1 // and one that this host has itself
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	testenv.OK(t, err)
-	at := free.Addr().String()
-	testenv.OK(t, free.Close())
-	start := func(root, more string) (func() string, *os.Process, *killPeer) {
-		dir := shortDir(t)
-		if root == "" {
-			root = filepath.Join(dir, "kv")
-		}
-		conf := write(t, dir, "k.toml", fmt.Sprintf("socket = %q\n[http]\nlisten = %q\n[store]\nmemory = 0\n[move]\nbandwidth = 1\n[[root]]\npath = %q\ncapacity = \"256MiB\"\n[peers]\nnixl = %q\n%s\n",
-			filepath.Join(dir, "s"), anyPort, root, filepath.Join(testenv.Root(), ".build", "nixl"), more))
-		cmd := command(t, dir, "--config", conf, "--log-format", "json")
-		cmd.Env = append(slices.Clone(cmd.Environ()), environment...)
-		_, logged, _ := startCommand(t, cmd)
-		return logged, cmd.Process, dialToKill(t, filepath.Join(dir, "s"))
-	}
-	_, lender, a := start("memory:", fmt.Sprintf("listen = %q\nbandwidth = 0", at))
+	at := freeAddress(t)
+	_, lender, a := startNIXL(t, environment, "memory:", fmt.Sprintf("listen = %q\nbandwidth = 0", at))
 	for n := range chunks {
 		a.putOwn(n)
 	}
-	logB, _, b := start("", fmt.Sprintf("hosts = %q", at))
+	logB, _, b := startNIXL(t, environment, "", fmt.Sprintf("hosts = %q", at))
 	b.putOwn(chunks)
 	awaitPeerGauge(t, logB, "kvhost_peer_entries", chunks)
 	awaitPeerGauge(t, logB, "kvhost_peer_nixl", 1)
@@ -118,6 +133,96 @@ func peerDiesInARead(t *testing.T, signal syscall.Signal, environment []string) 
 	testenv.Until(t, "all chunks of a host that goes on", func() bool { return load() == chunks })
 	if text := logB(); strings.Contains(text, "out of service") {
 		t.Error("a root went out of service for a peer")
+	}
+}
+
+var nixlLiars = flag.Duration("nixl.liars", 0, "how long TestLiarsByNIXL goes on with random seeds")
+
+// TestLiarsByNIXL: with a peer in another process of this machine that is read by NIXL and lies by its seed, of its memory, of its agent, and of what it has, and a caller that takes places
+// and gives back what it has not, what an honest peer has is loaded, by NIXL and with its own bytes; no other byte comes, and no host ends.
+func TestLiarsByNIXL(t *testing.T) {
+	testenv.Need(t, testenv.NIXL, testenv.OthersMemory)
+	const chunks, rounds = 3, 12
+	poison := slices.Repeat([]byte{0xa5}, killPage)
+	tally := testenv.NewTally(t, "nixl-liars")
+	at := freeAddress(t)
+	_, _, a := startNIXL(t, nil, "", fmt.Sprintf("listen = %q\nbandwidth = 0", at))
+	hello := hosttest.Hello("", kv.Uniform(16, killLayers, 1, killPage))
+	bytes, err := replay.Shape{Ranks: 1, ChunkBytes: 16 * killLayers * killPage, PageBytes: killPage, Layers: killLayers}.EntryBytes(t.Context(), nil, nil)
+	testenv.OK(t, err)
+	var keys []kv.Key
+	for n := range chunks {
+		a.putOwn(n)
+		keys = append(keys, killKey(n))
+	}
+	(&attack{What: "places", From: "127.0.0.3", To: at, Namespace: hello.Namespace.Digest(), Keys: keys, Bytes: 1 << 20}).start(t)
+	lib, err := nixl.Open(filepath.Join(testenv.Root(), ".build", "nixl"))
+	testenv.OK(t, err)
+	run := func(seed uint64) bool {
+		return t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			agent, err := lib.Agent(hex.EncodeToString(peerdouble.Host), 1)
+			testenv.OK(t, err)
+			memory, err := staging.Map(4 << 20)
+			testenv.OK(t, err)
+			testenv.OK(t, agent.Register(memory.Bytes()))
+			liar := peerdouble.NewLiar(t, seed, uint64(bytes))
+			liar.NIXL, err = agent.Metadata()
+			testenv.OK(t, err)
+			t.Cleanup(func() { testenv.NoError(t, errors.Join(agent.Close(), memory.Unmap())) })
+			liar.Address, liar.Room = uint64(uintptr(unsafe.Pointer(&memory.Bytes()[0]))), 4<<20
+			for n := range 2 * chunks {
+				liar.Has = append(liar.Has, kv.Fingerprint(hello.Namespace.Digest(), 0, killKey(n)))
+			}
+			logB, process, b := startNIXL(t, nil, "", fmt.Sprintf("hosts = \"%s,%s\"", at, liar.Serve(t, "127.0.0.1:0")))
+			awaitPeerGauge(t, logB, "kvhost_peer_nixl", 2)
+			byNIXL := func() int64 { return gauge(t, httpAddress(t, logB), "kvhost_peer_nixl_bytes_total") }
+			misses, failures := 0, 0
+			// load says whether a chunk has come, and looks at what has.
+			load := func(n int) bool {
+				for plane := range killLayers {
+					for _, id := range killIDs(n % chunks) {
+						copy(b.Page(plane, int(id)), poison)
+					}
+				}
+				l := b.Find(killKey(n))
+				if l.Hits() == 0 {
+					misses++
+					return false
+				}
+				failed := len(b.Get(l, client.LoadOptions{}, client.LoadChunk{Blocks: killIDs(n % chunks)}).Failed) > 0
+				if failed {
+					failures++
+				}
+				if n < chunks {
+					b.looksAt(t, n, failed)
+				}
+				return !failed
+			}
+			for range rounds {
+				for n := range chunks {
+					testenv.Until(t, fmt.Sprint("chunk ", n, " of an honest peer"), func() bool { return load(n) })
+					if load(chunks + n) {
+						t.Errorf("chunk %d has come from a liar", chunks+n)
+					}
+				}
+			}
+			t.Logf("%d misses and %d loads failed beside %d, %d MiB by NIXL; %d lies", misses, failures, rounds*chunks, byNIXL()>>20, liar.Lies())
+			if failures > 10 {
+				t.Errorf("%d loads have failed, want the liar left alone within ten", failures)
+			}
+			if byNIXL() == 0 {
+				t.Error("nothing was read by NIXL")
+			}
+			testenv.OK(t, process.Signal(syscall.Signal(0)))
+			tally.Add(rounds*2*chunks, 0, 1)
+		})
+	}
+	for seed := range uint64(2) {
+		run(seed)
+	}
+	seed := uint64(time.Now().UnixNano())
+	for end := time.Now().Add(*nixlLiars); *nixlLiars > 0 && time.Now().Before(end) && run(seed); {
+		seed++
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -26,12 +27,18 @@ type Liar struct {
 	proto.UnimplementedPeerServiceServer
 	Has   []uint64 // fingerprints that it says it has
 	Bytes uint64   // of a piece, where it does not lie about that
+	// Of its agent of NIXL, named by [Host], and where that has how much memory. Without metadata it tells nonsense.
+	NIXL          []byte
+	Address, Room uint64
 
 	over   chan struct{}
 	mu     sync.Mutex
 	random *rand.Rand
 	lies   int
 }
+
+// Host is who liars are.
+var Host = bytes.Repeat([]byte{9}, 16)
 
 // NewLiar is a liar whose calls end with the test.
 func NewLiar(t testing.TB, seed, bytes uint64) *Liar {
@@ -80,7 +87,10 @@ func (l *Liar) fails() error {
 
 // Residents implements the service. What it says later is at random, and the stream ends now and then.
 func (l *Liar) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
-	m := &proto.ResidentsResponse{Host: bytes.Repeat([]byte{9}, 16), Whole: true, Turnover: new(uint64(1 << 62)), Nixl: l.garbage(1 << 10)}
+	m := &proto.ResidentsResponse{Host: Host, Whole: true, Turnover: new(uint64(1 << 62)), Nixl: l.NIXL}
+	if m.Nixl == nil {
+		m.Nixl = l.garbage(1 << 10)
+	}
 	for _, p := range l.Has {
 		m.Added = binary.LittleEndian.AppendUint64(m.Added, p)
 	}
@@ -103,6 +113,15 @@ func (l *Liar) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServe
 			m.Added = l.garbage(1 << 10) // not of whole fingerprints
 		case 2:
 			m.Nixl = l.garbage(1 << 16)
+		case 4, 5, 6:
+			m.Nixl = bytes.Clone(l.NIXL)
+			for i := range m.Nixl {
+				if l.draw(len(m.Nixl)) < 4 {
+					m.Nixl[i] ^= 1 << l.draw(8)
+				}
+			}
+		case 7, 8, 9:
+			m.Nixl = l.NIXL
 		case 3:
 			m.Turnover = new(uint64(l.draw(1 << 40)))
 		default:
@@ -159,6 +178,44 @@ func (l *Liar) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.LeaseRe
 		}
 	}
 	return m, nil
+}
+
+// Place implements the service. Its memory is read, by which it proves itself, more often than not.
+func (l *Liar) Place(ctx context.Context, q *proto.PlaceRequest) (*proto.PlaceResponse, error) {
+	if l.NIXL == nil {
+		return nil, l.fails()
+	}
+	m := &proto.PlaceResponse{Parts: []*proto.PlacedPart{{Address: l.Address, Bytes: min(l.Room, q.GetBytes())}}, Slot: 1}
+	p := m.Parts[0]
+	if q.GetLease() == 0 && l.draw(4) > 0 {
+		return m, nil
+	}
+	switch l.lie(12) {
+	case 0:
+		return nil, l.fails()
+	case 1:
+		p.Address = 1 << l.draw(64)
+	case 2:
+		p.Address = l.Address + l.Room - p.Bytes/2
+	case 3:
+		p.Bytes = 1 << l.draw(64)
+	case 4:
+		p.Bytes, m.Slot = l.Bytes, 0
+	case 5:
+		m.Parts, m.Slot = append(m.Parts, m.Parts...), 0
+	case 6:
+		m.Parts = nil
+	case 7:
+		p.Bytes = uint64(l.draw(int(p.Bytes))) + 1
+	case 8:
+		m.Parts = slices.Repeat(m.Parts, 1000)
+	case 9:
+		select {
+		case <-l.over:
+		case <-ctx.Done():
+		}
+	}
+	return m, nil // with other bytes than were stored
 }
 
 // Renew implements the service.
