@@ -127,9 +127,9 @@ def made(args):
     bench = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)
     if args.tiny:
-        return bench.model_dir(args.folder / "tiny", 3, 256, 2, 2, 32000), ""
-    big = bench.model_dir(args.models / "big", 32, 4096, 32, 8, 32000)
-    return big, bench.model_dir(args.models / "small", 8, 2048, 16, 8, 32000) if args.float32 else ""
+        return bench.model_dir(args.folder / "tiny", 3, 256, 2, 2), ""
+    big = bench.model_dir(args.models / "big", 32, 4096, 32, 8)
+    return big, bench.model_dir(args.models / "small", 8, 2048, 16, 8) if args.float32 else ""
 
 
 def prompts(seed):
