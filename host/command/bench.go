@@ -54,6 +54,9 @@ quartile). A root in memory has only the first ceiling.
 With --clients 1,2,4 so many clients go through one host at once, each with a GPU of its own where pages are in a GPU's memory. They begin
 and end each pass together, the ceilings too, and rates are as many times that of the slowest.
 
+Pages of heads and tokens are those of llama, stored as engines of several tensor-parallel sizes share them: a piece for each KV head. A
+page has its heads outside its tokens, or its tokens outside its heads.
+
 Pages have values of a normal distribution, as an engine's have, because what compression gains depends on them. With
 --compression off,huffman,auto each setting has a host of its own and the same pages, in the same rounds:
 "over off" compares it with off, and "stored" is the bytes of pages over what they take in the root.
@@ -78,7 +81,7 @@ The roots must exist, with free memory and disk for twice the bytes of all chunk
 	f.IntVar(&o.chunks, "chunks", 96, "chunks of a pass, of 32, 17 or 16 MiB")
 	f.IntVar(&o.rounds, "rounds", 7, "rounds that count, after one that does not")
 	f.StringVar(&o.memory, "memory", "auto", "memory of the pages: gpu, host, or auto (the first GPU if there is one)")
-	f.StringVar(&o.pages, "pages", "all", "geometry of the pages: llama, mla, fp8 or all")
+	f.StringVar(&o.pages, "pages", "all", "geometry of the pages: llama, mla, fp8, heads, tokens or all")
 	f.StringSliceVar(&o.compression, "compression", nil,
 		"settings of store.compression to compare: off, huffman, auto (default: as configured)")
 	f.StringVar(&o.dtype, "dtype", "", "values of the pages: u8, bfloat16 or fp8 (default: those of the geometry)")
@@ -172,7 +175,7 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []b
 		}
 	}
 	if len(rows) == 0 {
-		return nil, usageError{fmt.Errorf("--pages %q: want llama, mla, fp8 or all", o.pages)}
+		return nil, usageError{fmt.Errorf("--pages %q: want llama, mla, fp8, heads, tokens or all", o.pages)}
 	}
 	return rows, nil
 }
@@ -204,7 +207,7 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, clients
 	root config.Root, shape *bench.Shape) (rows []bench.Row, err error) {
 	e, dir := cfg.Engine, root.Path
 	base := bench.Config{
-		Clients: clients, FS: staging.OS(), Dir: dir, Geometry: shape.Geometry, DType: shape.DType, Compression: o.compression,
+		Clients: clients, FS: staging.OS(), Dir: dir, Geometry: shape.Geometry, Heads: shape.Heads, DType: shape.DType, Compression: o.compression,
 		Chunks: o.chunks, Rounds: o.rounds, Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), Copiers: runtime.GOMAXPROCS(0),
 		Root: root,
 	}

@@ -35,9 +35,10 @@ func TestBench(t *testing.T) {
 // host memory and from a GPU's. Every byte is compared, and the host leaves nothing behind.
 func TestBenchThroughClient(t *testing.T) {
 	dir, double := shortDir(t), gdstest.Build(t)
-	for _, memory := range []string{"host", "gpu"} {
+	for i, memory := range []string{"host", "gpu", "host", "gpu"} {
+		pages := []string{"fp8", "fp8", "heads", "tokens"}[i] // of those that sizes share every token is compared, too
 		cmd := command(t, dir, "bench", "--root", dir, "--root", "memory:", "--memory", memory,
-			"--chunks", "1", "--rounds", "1", "--pages", "fp8", "--json", "--engine-direct-io=false",
+			"--chunks", "1", "--rounds", "1", "--pages", pages, "--json", "--engine-direct-io=false",
 			"--gds-max-device-memory", "0", "--engine-threads-per-gpu", "2")
 		cmd.Env = append(cmd.Env, "TMPDIR="+dir, "KVHOST_SOCKET=/nowhere")
 		if memory == "gpu" {

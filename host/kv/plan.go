@@ -18,12 +18,12 @@ type Extent struct {
 	Segment int32
 }
 
-// Span is the part of one page that lies contiguously in the payload.
+// Span is a part of one page, or of several that are joined, that lies contiguously in the payload.
 type Span struct {
 	Off     int64  // within the payload
 	Plane   uint32 // index into Geometry.Planes
-	Block   uint32 // within the chunk
-	PageOff uint32
+	Block   uint32 // within the chunk: the first of those that are joined
+	PageOff uint32 // from its page on
 	Len     uint32
 }
 
@@ -193,20 +193,23 @@ func (p *Plan) SegmentExtents(i int) (lo, hi int) { return int(p.firstExt[i]), i
 
 // Cursor walks the spans of a range of extents in payload order without allocating:
 //
-//	for c := p.Spans(lo, hi); c.Next(); {
+//	for c := p.Spans(lo, hi, 1); c.Next(); {
 //		use(c.Span)
 //	}
 type Cursor struct {
 	Span Span
 	plan *Plan
+	join int64
 	ext  int
 	hi   int
 	rel  int64 // within the segment
 	left int64 // of the extent
 }
 
-// Spans is a cursor over extents [lo, hi).
-func (p *Plan) Spans(lo, hi int) Cursor { return Cursor{plan: p, ext: lo - 1, hi: hi} }
+// Spans is a cursor over extents [lo, hi). Where whole pages follow each other, so many blocks from each multiple of join on are one span.
+func (p *Plan) Spans(lo, hi int, join uint32) Cursor {
+	return Cursor{plan: p, join: int64(join), ext: lo - 1, hi: hi}
+}
 
 // Next moves to the next span, and says whether there is one.
 func (c *Cursor) Next() bool {
@@ -221,12 +224,15 @@ func (c *Cursor) Next() bool {
 	}
 	i := p.extents[c.ext].Segment
 	s := &p.segments[i]
-	block, in := c.rel/int64(s.PageLen), c.rel%int64(s.PageLen)
-	n := min(c.left, int64(s.PageLen)-in)
-	c.Span = Span{
-		Off: p.offsets[i] + c.rel, Plane: s.Plane, Block: s.Block + uint32(block),
-		PageOff: s.PageOff + uint32(in), Len: uint32(n),
+	page, join := int64(s.PageLen), c.join
+	if s.PageLen != p.geometry.Planes[s.Plane].PageBytes {
+		join = 1
 	}
+	at := int64(s.Block)*page + c.rel // as if the plane's pages had this part alone
+	first := at / (page * join) * join
+	in := at - first*page
+	n := min(c.left, page*join-in)
+	c.Span = Span{Off: p.offsets[i] + c.rel, Plane: s.Plane, Block: uint32(first), PageOff: s.PageOff + uint32(in), Len: uint32(n)}
 	c.rel += n
 	c.left -= n
 	return true

@@ -71,13 +71,17 @@ func TestSpansCoverEveryPageByteOnce(t *testing.T) {
 			seen[i] = make([]byte, int(g.Blocks)*int(pl.PageBytes))
 		}
 		var at int64
-		for c := p.Spans(0, len(p.Extents())); c.Next(); {
+		join := 1 + r.Uint32N(3)
+		for c := p.Spans(0, len(p.Extents()), join); c.Next(); {
 			e := p.Extents()[c.Extent()]
 			s := c.Span
 			if s.Off < at || s.Off < e.Off || s.Off+int64(s.Len) > e.Off+int64(e.Len) {
 				t.Fatalf("seed %d: span %+v after byte %d in extent %+v", seed, s, at, e)
 			}
 			at = s.Off + int64(s.Len)
+			if page := g.Planes[s.Plane].PageBytes; s.Block/join != (s.Block*page+s.PageOff+s.Len-1)/page/join {
+				t.Fatalf("seed %d: span %+v is of more than %d blocks", seed, s, join)
+			}
 			for b := range s.Len {
 				seen[s.Plane][s.Block*g.Planes[s.Plane].PageBytes+s.PageOff+b]++
 			}

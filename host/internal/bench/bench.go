@@ -28,7 +28,8 @@ type Config struct {
 	Dir      string     // an existing directory; what is made in it is removed; unused with InMemory
 	InMemory bool       // the root is page-locked memory: the copy alone is the only ceiling
 	Geometry kv.Geometry
-	DType    string // of the pages' values, one of package payload's: what compression gains depends on it
+	Heads    drive.Heads // by which pages are stored
+	DType    string      // of the pages' values, one of package payload's: what compression gains depends on it
 	// Compression has the settings of store.compression that are compared, each with a host of its own.
 	// None: off alone.
 	Compression []string
@@ -274,7 +275,7 @@ func (b *bench) open(ctx context.Context) (err error) {
 			return err
 		}
 		b.sessions = append(b.sessions, s)
-		if err := b.pages.Register(ctx, s.rank.Session); err != nil {
+		if err := b.pages.Register(ctx, s.rank.Session, b.Heads); err != nil {
 			return err
 		}
 	}
@@ -287,7 +288,7 @@ func (b *bench) name() string { return fmt.Sprintf("bench-%d", b.client) }
 // namespace is that of the chunks.
 func (b *bench) namespace() kv.Namespace {
 	return kv.Namespace{Model: b.name(), DType: b.DType, KeyBytes: 32, TokensPerBlock: 16,
-		Groups: []kv.Group{{Geometry: b.Geometry}}}
+		Units: b.Heads.Units, Groups: []kv.Group{{Geometry: b.Heads.Geometry(b.Geometry)}}}
 }
 
 // MemoryBytes is enough memory for a root that holds so many chunks.

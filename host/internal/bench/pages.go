@@ -28,7 +28,7 @@ type pages interface {
 	// copy moves pages to or from a slot.
 	copy(dir gds.Direction, slot []byte, moves []move) error
 	// Register shares the memory with the host of a session.
-	Register(context.Context, *client.Session) error
+	Register(context.Context, *client.Session, drive.Heads) error
 	Close() error
 }
 
@@ -151,16 +151,16 @@ func (d *devicePages) copy(dir gds.Direction, slot []byte, moves []move) error {
 	})
 }
 
-func (d *devicePages) Register(ctx context.Context, s *client.Session) error {
-	var handles [][]byte
-	for _, p := range d.planes {
-		handle, err := p.IPCHandle()
-		if err != nil {
+func (d *devicePages) Register(ctx context.Context, s *client.Session, h drive.Heads) error {
+	regions, planes := h.Regions(d.geometry, drive.Regions(d.geometry, d.blocks))
+	handles := make([][]byte, len(planes))
+	for i, plane := range planes {
+		var err error
+		if handles[i], err = d.planes[plane].IPCHandle(); err != nil {
 			return fmt.Errorf("bench: share device memory: %w", err)
 		}
-		handles = append(handles, handle)
 	}
-	_, err := s.RegisterIPC(ctx, drive.GroupID, handles, drive.Regions(d.geometry, d.blocks))
+	_, err := s.RegisterIPC(ctx, drive.GroupID, handles, regions)
 	return err
 }
 

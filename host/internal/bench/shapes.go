@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"github.com/kvhost/kvhost/host/internal/drive"
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -10,13 +11,18 @@ type Shape struct {
 	Name, Title string
 	DType       string // of its values, one of package payload's
 	Geometry    kv.Geometry
+	Heads       drive.Heads // by which pages are stored; none: as they are
 }
 
 // Shapes are those of models: chunks of 32, 17 and 16 MiB.
 var Shapes = [...]Shape{
-	{"llama", "Llama-3.1-8B, 32 x 64 KiB pages", payload.BFloat16, kv.Uniform(16, 32, 1, 64<<10)},
-	{"mla", "MLA, 61 x 18,432 B pages", payload.BFloat16, kv.Uniform(16, 61, 1, 18432)},
-	{"fp8", "Llama-3.1-8B, 32 x 32 KiB pages", payload.FP8, kv.Uniform(16, 32, 1, 32<<10)},
+	{"llama", "Llama-3.1-8B, 32 x 64 KiB pages", payload.BFloat16, kv.Uniform(16, 32, 1, 64<<10), drive.Heads{}},
+	{"mla", "MLA, 61 x 18,432 B pages", payload.BFloat16, kv.Uniform(16, 61, 1, 18432), drive.Heads{}},
+	{"fp8", "Llama-3.1-8B, 32 x 32 KiB pages", payload.FP8, kv.Uniform(16, 32, 1, 32<<10), drive.Heads{}},
+	{"heads", "Llama-3.1-8B for all sizes, heads outside tokens", payload.BFloat16, kv.Uniform(16, 32, 1, 64<<10),
+		drive.Heads{Units: 8, Parts: 2, Tokens: 16, First: true}},
+	{"tokens", "Llama-3.1-8B for all sizes, tokens outside heads", payload.BFloat16, kv.Uniform(16, 32, 1, 64<<10),
+		drive.Heads{Units: 8, Parts: 2, Tokens: 16}},
 }
 
 // MaxFile is more than the file of a chunk of any of them takes.

@@ -12,16 +12,17 @@ import (
 
 // Memory is host memory of a rank's pages.
 type Memory struct {
-	Planes  [][]byte // the blocks of each, one after the other
-	arena   *client.Arena
-	regions []client.PlaneRegion
+	Planes   [][]byte // the blocks of each, one after the other
+	arena    *client.Arena
+	geometry kv.Geometry
+	regions  []client.PlaneRegion
 }
 
 const pageAlign = 4096
 
 // NewMemory allocates so many blocks of each plane.
 func NewMemory(g kv.Geometry, blocks int) (*Memory, error) {
-	m := &Memory{regions: Regions(g, blocks)}
+	m := &Memory{geometry: g, regions: Regions(g, blocks)}
 	var size int64
 	for i := range m.regions {
 		r := &m.regions[i]
@@ -48,8 +49,9 @@ func Regions(g kv.Geometry, blocks int) (list []client.PlaneRegion) {
 }
 
 // Register shares the memory with the host of a session.
-func (m *Memory) Register(ctx context.Context, s *client.Session) error {
-	_, err := s.Register(ctx, GroupID, m.arena, m.regions)
+func (m *Memory) Register(ctx context.Context, s *client.Session, h Heads) error {
+	regions, _ := h.Regions(m.geometry, m.regions)
+	_, err := s.Register(ctx, GroupID, m.arena, regions)
 	return err
 }
 

@@ -64,7 +64,7 @@ func dial(ctx context.Context, o *Options, name string) (*engine, error) {
 		p, err := newPages(uint32(r), g, filling, e.window)
 		if err == nil {
 			x.pages = p
-			err = p.memory.Register(ctx, x.Session)
+			err = p.memory.Register(ctx, x.Session, drive.Heads{})
 		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("replay: rank %d: %w", r, err), e.close())

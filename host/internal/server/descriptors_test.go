@@ -18,6 +18,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // memfd makes one with the given seals.
@@ -164,6 +165,11 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 		change(&bad)
 		return []client.PlaneRegion{ok, ok, bad, ok}
 	}
+	all := func(change func(*client.PlaneRegion)) []client.PlaneRegion {
+		bad := ok
+		change(&bad)
+		return []client.PlaneRegion{bad, bad, bad, bad}
+	}
 	for name, c := range map[string]struct {
 		group  uint32
 		planes []client.PlaneRegion
@@ -185,6 +191,17 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 		"overflow":         {0, with(func(p *client.PlaneRegion) { p.Stride, p.Blocks = size, math.MaxUint32-1 }), "regions[2].blocks"},
 		"one too far":      {0, with(func(p *client.PlaneRegion) { p.Stride = size/3 - 1; p.Offset = pageBytes }), "regions[2].blocks"},
 		"group 5, too few": {5, nil, "regions"},
+		"pages overlap":    {0, with(func(p *client.PlaneRegion) { p.Pages, p.PageStride = 2, pageBytes-1 }), "regions[2].page_stride"},
+		"far pages":        {0, with(func(p *client.PlaneRegion) { p.Pages, p.PageStride = 2, size+1 }), "regions[2].page_stride"},
+		"many pages":       {0, with(func(p *client.PlaneRegion) { p.Pages, p.PageStride = 1<<31, pageBytes }), "regions[2].pages"},
+		"wide pages":       {0, with(func(p *client.PlaneRegion) { p.Pages, p.PageStride = kv.MaxBlocks, size }), "regions[2].stride"},
+		"blocks overlap":   {0, with(func(p *client.PlaneRegion) { p.Pages, p.PageStride = 2, pageBytes }), "regions[2].stride"},
+		"other pages": {0, with(func(p *client.PlaneRegion) { p.Pages, p.PageStride, p.Stride = 2, pageBytes, 2*pageBytes }),
+			"regions[2].pages"},
+		"pages that do not divide": {0, all(func(p *client.PlaneRegion) { p.Pages, p.PageStride, p.Stride = 3, pageBytes, 3*pageBytes }), "regions"},
+		"last page of a block": {0, all(func(p *client.PlaneRegion) {
+			p.Pages, p.PageStride, p.Stride, p.Offset = 2, pageBytes, 2*pageBytes, size-8*pageBytes+1
+		}), "regions[0].blocks"},
 	} {
 		_, err := p.Register(t.Context(), c.group, p.arena, c.planes)
 		var refused *client.HostError

@@ -77,11 +77,18 @@ func (m *DeviceMemory) check(ids []uint32) error {
 	return nil
 }
 
-// add adds the page runs of a range to a batch on the range's buffer.
+// add adds the spans of a range to a batch on the range's buffer.
 func (m *DeviceMemory) add(b *gds.Batch, r *ExtentRange) error {
-	return m.each(r, r.Lo, r.Hi, func(p pageRun) error {
-		return b.Add(m.bases[p.region]+uint64(p.at), int(p.off-r.Base), int(p.len))
-	})
+	for c := m.spans(r, r.Lo, r.Hi); c.Next(); {
+		region, at, wanted := m.find(r, &c.Span)
+		if !wanted {
+			continue
+		}
+		if err := b.Add(m.bases[region]+uint64(at), int(c.Span.Off-r.Base), int(c.Span.Len)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // flaggedMemory is device memory as one job sees it: its copies stop when the job's cancel sets the flag.

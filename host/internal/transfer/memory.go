@@ -87,6 +87,7 @@ type shape struct {
 	grids    []Grid // by unit and plane
 	blocks   uint32
 	pages    uint32 // of a block
+	joined   uint32 // so many pages of a block are side by side: all of them, or 1
 }
 
 // newShape checks that grids, for each unit one per plane of g in its order, hold their pages in memory of so many bytes each.
@@ -99,6 +100,7 @@ func newShape(g kv.Geometry, grids []Grid, size func(i int) int64) (shape, error
 		return shape{}, fmt.Errorf("%w: %d regions for %d planes", ErrRegion, len(grids), planes)
 	}
 	s := shape{geometry: g, grids: grids, blocks: grids[0].Blocks, pages: max(1, grids[0].Pages)}
+	s.joined = s.pages
 	if g.Blocks%s.pages != 0 {
 		return shape{}, fmt.Errorf("%w: blocks of %d pages do not divide a chunk of %d", ErrRegion, s.pages, g.Blocks)
 	}
@@ -110,6 +112,9 @@ func newShape(g kv.Geometry, grids []Grid, size func(i int) int64) (shape, error
 		if r.Blocks != s.blocks || max(1, r.Pages) != s.pages {
 			return shape{}, fmt.Errorf("%w: unit %d, plane %d: %d blocks of %d pages, plane 0 has %d of %d", ErrRegion, i/planes,
 				i%planes, r.Blocks, r.Pages, s.blocks, s.pages)
+		}
+		if r.PageStride != int64(g.Planes[i%planes].PageBytes) {
+			s.joined = 1
 		}
 	}
 	return s, nil
@@ -124,43 +129,22 @@ func (s *shape) Blocks() uint32 { return s.blocks }
 // ChunkBlocks returns how many blocks a chunk has.
 func (s *shape) ChunkBlocks() int { return int(s.geometry.Blocks / s.pages) }
 
-// pageRun is a run of bytes of a block and its place in a payload.
-type pageRun struct {
-	region int
-	at     int64 // from the region's begin
-	off    int64 // in the payload
-	len    int64
-}
+// spans are the bytes of extents [lo, hi) of a range, the pages of a block in one where they are side by side.
+func (s *shape) spans(r *ExtentRange, lo, hi int) kv.Cursor { return r.Plan.Spans(lo, hi, s.joined) }
 
-// each calls move for the page runs of extents [lo, hi) of a range, but for blocks that are not wanted. Pages that follow each other in
-// their block and in the payload are one run.
-func (s *shape) each(r *ExtentRange, lo, hi int, move func(pageRun) error) error {
-	var run pageRun
-	last := abi.None // block of run
-	first := r.Unit * len(s.geometry.Planes)
-	for c := r.Plan.Spans(lo, hi); c.Next(); {
-		b, i := r.Blocks[c.Span.Block/s.pages], c.Span.Block%s.pages
-		if b == abi.None {
-			continue
-		}
-		region := first + int(c.Span.Plane)
-		g := &s.grids[region]
-		at := g.Offset + int64(b)*g.Stride + int64(i)*g.PageStride + int64(c.Span.PageOff)
-		if b == last && region == run.region && at == run.at+run.len && c.Span.Off == run.off+run.len {
-			run.len += int64(c.Span.Len)
-			continue
-		}
-		if last != abi.None {
-			if err := move(run); err != nil {
-				return err
-			}
-		}
-		last, run = b, pageRun{region: region, at: at, off: c.Span.Off, len: int64(c.Span.Len)}
+// find returns where a span is: in which region, and from which of its bytes on. It is false for a block that is not wanted.
+func (s *shape) find(r *ExtentRange, span *kv.Span) (region int, at int64, wanted bool) {
+	block, page := span.Block, uint32(0)
+	if s.pages > 1 {
+		block, page = block/s.pages, block%s.pages
 	}
-	if last != abi.None {
-		return move(run)
+	id := r.Blocks[block]
+	if id == abi.None {
+		return 0, 0, false
 	}
-	return nil
+	region = r.Unit*len(s.geometry.Planes) + int(span.Plane)
+	g := &s.grids[region]
+	return region, g.Offset + int64(id)*g.Stride + int64(page)*g.PageStride + int64(span.PageOff), true
 }
 
 // HostRegion is the memory of one plane.
@@ -187,7 +171,14 @@ func NewHostMemory(g kv.Geometry, regions []HostRegion) (*HostMemory, error) {
 	return m, err
 }
 
-func (m *HostMemory) bytes(p pageRun) []byte { return m.data[p.region][p.at : p.at+p.len] }
+// bytes are those of a span, none if its block is not wanted.
+func (m *HostMemory) bytes(r *ExtentRange, span *kv.Span) []byte {
+	region, at, wanted := m.find(r, span)
+	if !wanted {
+		return nil
+	}
+	return m.data[region][at : at+int64(span.Len)]
+}
 
 // Gather works extent by extent, so that the checksum reads bytes that the copy has just brought into the cache.
 func (m *HostMemory) Gather(r ExtentRange, dst []byte) error {
@@ -196,10 +187,9 @@ func (m *HostMemory) Gather(r ExtentRange, dst []byte) error {
 
 func (m *HostMemory) gather(r *ExtentRange, dst []byte) error {
 	for x := r.Lo; x < r.Hi; x++ {
-		_ = m.each(r, x, x+1, func(p pageRun) error {
-			copy(dst[p.off-r.Base:], m.bytes(p))
-			return nil
-		})
+		for c := m.spans(r, x, x+1); c.Next(); {
+			copy(dst[c.Span.Off-r.Base:], m.bytes(r, &c.Span))
+		}
 		kv.SumExtents(r.Plan, x, x+1, dst, r.Base, r.Table)
 	}
 	return nil
@@ -215,10 +205,9 @@ func (m *HostMemory) scatter(r *ExtentRange, src []byte) error {
 		if err := kv.VerifyExtents(r.Plan, x, x+1, src, r.Base, r.Table); err != nil {
 			return err
 		}
-		_ = m.each(r, x, x+1, func(p pageRun) error {
-			copy(m.bytes(p), src[p.off-r.Base:])
-			return nil
-		})
+		for c := m.spans(r, x, x+1); c.Next(); {
+			copy(m.bytes(r, &c.Span), src[c.Span.Off-r.Base:])
+		}
 	}
 	return nil
 }

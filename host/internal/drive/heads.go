@@ -1,0 +1,56 @@
+package drive
+
+import (
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// Heads says what is in an engine's pages, so that they can be stored as the units that engines of other tensor-parallel sizes load. Without
+// units pages are stored as they are.
+type Heads struct {
+	Units  int  // of one KV head each, all of them in every page
+	Parts  int  // of a page, K before V
+	Tokens int  // of a page
+	First  bool // heads are outside tokens
+}
+
+// Geometry is that of a unit's chunk, whose pages are tokens.
+func (h Heads) Geometry(pages kv.Geometry) kv.Geometry {
+	if h.Units == 0 {
+		return pages
+	}
+	g := kv.Geometry{Blocks: pages.Blocks * uint32(h.Tokens)}
+	for _, p := range pages.Planes {
+		for part := range h.Parts {
+			g.Planes = append(g.Planes, kv.Plane{Layer: p.Layer, Part: p.Part*uint32(h.Parts) + uint32(part),
+				PageBytes: p.PageBytes / uint32(h.Parts*h.Units*h.Tokens)})
+		}
+	}
+	return g
+}
+
+// Regions are where the tokens of the units are, and in which of the engine's planes, given where its pages are.
+func (h Heads) Regions(pages kv.Geometry, at []client.PlaneRegion) (list []client.PlaneRegion, planes []int) {
+	if h.Units == 0 {
+		for i := range at {
+			planes = append(planes, i)
+		}
+		return at, planes
+	}
+	for unit := range h.Units {
+		for i, r := range at {
+			part := int64(pages.Planes[i].PageBytes) / int64(h.Parts)
+			token := part / int64(h.Units*h.Tokens)
+			for n := range h.Parts {
+				of := r
+				of.Pages, of.PageStride = uint32(h.Tokens), token
+				of.Offset += int64(n)*part + int64(unit)*token*int64(h.Tokens)
+				if !h.First {
+					of.Offset, of.PageStride = r.Offset+int64(n)*part+int64(unit)*token, token*int64(h.Units)
+				}
+				list, planes = append(list, of), append(planes, i)
+			}
+		}
+	}
+	return list, planes
+}
