@@ -38,7 +38,7 @@ log = logging.getLogger("vllm.kvhost")
 
 _FIRST_CONNECT = 3.0  # seconds that a starting engine waits for the host
 _SETTINGS = (
-    "socket", "root", "memory", "tenant", "model", "revision", "extra", "lookup_timeout", "load_timeout", "read_timeout",
+    "socket", "root", "memory", "tenant", "model", "revision", "extra", "share", "lookup_timeout", "load_timeout", "read_timeout",
     "shutdown_wait",
 )
 _OWN = ("enable_kv_events", "locality")
@@ -117,7 +117,8 @@ class KvhostTier(SecondaryTierManager):
         if config is None:
             raise Refused("this vLLM does not show its configuration where it makes its tiers, and nothing else says what "
                           "must agree for KV to be shared")
-        rows = tierrows.groups(spec.config, cache)
+        heads = int(config.model_config.get_total_num_kv_heads()) if tierrows.shares(spec.config, self._settings) else 0
+        rows = tierrows.groups(spec.config, cache, heads)
         namespace = tierrows.namespace(config, cache, spec.config, self._settings, rows)
         fd = getattr(getattr(spec, "_scheduler_mmap", None), "fd", None)
         if fd is None or os.fstat(fd).st_size < view.nbytes:

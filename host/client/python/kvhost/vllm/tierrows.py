@@ -38,13 +38,24 @@ class RowGroup:
         return Group(self.id, 1, [Plane(i, 0, size) for i, (_, size) in enumerate(self.runs)], membership=True)
 
 
-def groups(config: Any, kv_cache_config: Any) -> list[RowGroup]:
-    """The groups of an ``OffloadingConfig``. A group has all that is used of a row where its own part is not known."""
+def shares(config: Any, settings: Settings) -> bool:
+    """Whether engines of other sizes find what this one stores: vLLM's canonical rows have the same bytes in all of them."""
+    if not settings.share:
+        return False
+    if not (getattr(config, "canonical_layout", False) and config.parallel.is_parallelism_agnostic):
+        raise Refused('share is "sizes", and rows depend on the parallel sizes: it needs "canonical_layout": true beside the tiers, '
+                      "from vLLM 0.32 on, and a model and sizes for which vLLM has such rows")
+    return True
+
+
+def groups(config: Any, kv_cache_config: Any, heads: int = 0) -> list[RowGroup]:
+    """The groups of an ``OffloadingConfig``. A group has all that is used of a row where its own part is not known. Of rows that sizes
+    share ``heads`` are the model's KV heads: a head that several workers have is in a row once."""
     parallel, blocks = config.parallel, config.cache.blocks_per_chunk
     cell = config.worker_kv_bytes_per_block * blocks
     if not cell:
         raise Refused("vLLM does not say how many bytes a block has")
-    cells = 1 if getattr(config, "replicated_layout", False) else parallel.world_size
+    cells = 1 if getattr(config, "replicated_layout", False) else min(parallel.world_size, heads or parallel.world_size)
     ids = [getattr(g, "group_id", i) for i, g in enumerate(config.groups)]
     tensors = compat.row_tensors(kv_cache_config, ids)
     known = (
@@ -103,13 +114,16 @@ def namespace(vllm_config: Any, kv_cache_config: Any, config: Any, settings: Set
         log.warning("kvhost: this engine's block hashes are of this process alone, and nothing is found after a restart or by "
                     "other engines. Set PYTHONHASHSEED to the same number for all of them")
     specs = [repr(g.kv_cache_spec) for g in kv_cache_config.kv_cache_groups]
+    sizes: list[Any] = [parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size]
+    if shares(config, settings):
+        specs = [repr(_of_all_ranks(g.kv_cache_spec, m)) for g in kv_cache_config.kv_cache_groups]
+        sizes = ["any"]
     layers = [[r.id, r.tokens, r.runs, list(g.layer_names)] for r, g in zip(rows, config.groups, strict=True)]
     extra = {
         "blocks_per_chunk": str(config.cache.blocks_per_chunk),
         "layout": identity.digest([layers, specs, getattr(config, "kv_cache_layout", ""), _choices(vllm_config)]),
         "parallel": identity.digest([
-            parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size,
-            getattr(vllm_config.parallel_config, "cp_kv_cache_interleave_size", 1),
+            *sizes, getattr(vllm_config.parallel_config, "cp_kv_cache_interleave_size", 1),
             getattr(config, "replicated_layout", False), getattr(config, "canonical_layout", False),
         ]),
         **identity.facts(vllm_config, settings),
@@ -124,6 +138,16 @@ def namespace(vllm_config: Any, kv_cache_config: Any, config: Any, settings: Set
         key_bytes=key_bytes, tokens_per_block=config.groups[0].tokens_per_block, groups=[r.group for r in rows], extra=extra,
         page_dtype=page_dtype([dtype]) if one_type else "",
     )
+
+
+def _of_all_ranks(spec: Any, model_config: Any) -> Any:
+    """A spec as an engine of one rank has it."""
+    each = getattr(spec, "kv_cache_specs", None)
+    if each:
+        return {name: _of_all_ranks(s, model_config) for name, s in each.items()}
+    heads = 1 if "MLA" in type(spec).__name__ else int(model_config.get_total_num_kv_heads())
+    more = {n: None for n in ("max_tp_shards", "page_size_padded") if hasattr(spec, n)}
+    return dataclasses.replace(spec, num_kv_heads=heads, **more)
 
 
 def _choices(vllm_config: Any) -> list[Any]:

@@ -40,6 +40,10 @@ def _each(test: str) -> tuple[Cell, Cell]:
 #: By feature: the connector's and the tier's cell.
 TABLE: dict[str, tuple[Cell, Cell]] = {
     "TP 2": (both("test_vllm.py::test_two_workers[tensor_parallel_size]"), both(_lives("TP 2", "tier"))),
+    "TP 1 and 2 share": (
+        both("test_vllm.py::test_another_size_loads_what_one_has_stored"),
+        Cell(("refused", "yes"), "test_vllm_tier.py::test_another_size_loads_what_one_has_stored", "test_vllm_tier.py::test_what_is_refused"),
+    ),
     "PP 2": (both("test_vllm.py::test_two_workers[pipeline_parallel_size]"), both(_lives("PP 2", "tier"))),
     "DP 2": _each("test_data_parallel_ranks"),
     "DCP 2": (both("test_vllm_parallel.py::test_each_rank_gets_its_own_bytes[one KV head, DCP]", "bytes"), both(_rows("DCP"), "bytes")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import time
@@ -231,6 +232,29 @@ def test_what_does_not_is_shared(engine: Engine, what: str) -> None:
     SHARED[what](engine)
     doors = 1 if what == "n-gram drafts" else 2  # for which the tier has another runner
     assert engine.spaces()[:doors] == old[:doors]
+
+
+def test_sizes_and_blocks_that_share(engine: Engine) -> None:
+    """With share = "sizes" neither the tensor-parallel size nor, where a backend keeps tokens in their order, the block is in the
+    namespace. Without it each size has its own."""
+
+    def space(ranks: int, block: int, backend: str, share: str = "sizes") -> Namespace:
+        spec = FullAttentionSpec(block_size=block, num_kv_heads=2 // ranks, head_size=16, dtype=torch.float32)
+        cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer0"], spec)])
+        object.__setattr__(engine.config.parallel_config, "tensor_parallel_size", ranks)
+        layer = Record(get_attn_backend=lambda: Record(get_name=lambda: backend))
+        engine.config.compilation_config.static_forward_context["layer0"] = layer
+        regions: Any = Record(plan=GroupPlan(0, block, 64, 0), group=Group.uniform(0, 64, 1, 1, 128), layout=["same"])
+        caches = {"layer0": Record(dtype=torch.float32, device=Record(type="cuda"))}
+        made = namespace(engine.config, cache, Settings(share=share), [regions], caches, 0)
+        assert (made.units, made.tokens_per_block) == ((2, 1) if share else (0, block))
+        return dataclasses.replace(made, tensor_parallel=1)  # which the host leaves out where there are units
+
+    ordered = [space(ranks, block, "FLASH_ATTN") for ranks in (1, 2) for block in (16, 64)]
+    assert all(s == ordered[0] for s in ordered)
+    assert space(1, 16, "ANOTHER") == space(2, 16, "ANOTHER") != space(2, 32, "ANOTHER")
+    assert space(1, 16, "ANOTHER") != ordered[0]
+    assert space(1, 16, "FLASH_ATTN", "") != space(2, 16, "FLASH_ATTN", "")
 
 
 def test_what_the_operator_adds_takes_no_field(engine: Engine) -> None:

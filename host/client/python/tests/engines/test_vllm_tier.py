@@ -116,6 +116,25 @@ def used_parts(folder: Path) -> list[int]:
     return [sum(size for _, size in runs) for runs in json.loads((folder / "rows").read_text())]
 
 
+@pytest.mark.skipif(OLD, reason="vLLM 0.26 has no canonical rows, which is refused: see test_what_is_refused")
+def test_another_size_loads_what_one_has_stored(llama: Lives) -> None:
+    """Two ranks load what one has stored, and one what two have."""
+    first, second = prompts(1), prompts(2)
+    tier = {"socket": llama.host.socket, "lookup_timeout": 5.0, "share": "sizes"}
+
+    def life(size: int, asked: list[Tokens]) -> Answers:
+        llama.vllm = {"tensor_parallel_size": size, "enforce_eager": False}
+        answers = llama.engine(tier, canonical_layout=True).one_by_one(asked)
+        llama.published()
+        return answers
+
+    one = life(1, first)
+    assert cached(one) == [0, 0]
+    two = life(2, [*first, *second])
+    assert tokens(two)[:2] == tokens(one) and cached(two) == [HITS, HITS, 0, 0]
+    assert life(1, second) == [(t, HITS) for t in tokens(two)[2:]]
+
+
 def test_lives_of_a_model(llama: Lives) -> None:
     host, asked, away, hung = llama.host, prompts(1), prompts(2), prompts(3, 1)
     engine = llama.engine()
@@ -496,6 +515,10 @@ def test_what_is_refused() -> None:
 
     with pytest.raises(Refused, match="LoRA"):
         tierrows.namespace(Record(lora_config=Record()), None, None, Settings(), [])
+    for canonical, agnostic in ((None, True), (False, True), (True, False)):  # 0.26 knows no such rows
+        one = {} if canonical is None else {"canonical_layout": canonical}
+        with pytest.raises(Refused, match='share is "sizes".* needs "canonical_layout": true'):
+            tierrows.shares(Record(parallel=Record(is_parallelism_agnostic=agnostic), **one), Settings(share="sizes"))
     view = memoryview(bytearray(64)).cast("B", (4, 16))
     with pytest.raises(ValueError, match=r"secondary_tiers, kvhost: unknown setting 'sockets', known are socket, root"):
         KvhostTier(Record(), view, "kvhost", sockets="x")

@@ -44,8 +44,10 @@ KvhostTier.submit_load = _submit  # type: ignore[method-assign]
 class Copies(OffloadingWorker):
     """Copies blocks at once, and reports them as done when it is asked next."""
 
-    def __init__(self, caches: Any, kept: list[torch.Tensor], blocks: int) -> None:
-        """``kept`` has a row of bytes for each chunk of so many ``blocks``, for each of the caches' tensors."""
+    def __init__(self, caches: Any, kept: list[torch.Tensor], blocks: int, canonical: bool = False) -> None:
+        """``kept`` has a row of bytes for each chunk of so many ``blocks``, for each of the caches' tensors. In ``canonical`` rows all
+        workers' bytes lie as in those of one."""
+        self._canonical = canonical
         self._caches, self._kept, self._blocks = caches, kept, blocks
         self._done: list[TransferResult] = []
 
@@ -58,14 +60,30 @@ class Copies(OffloadingWorker):
                 for i in range(size):
                     chunk, part = divmod(skipped + i, self._blocks)
                     page = tensor.tensor[int(cache.block_ids[at + i])].reshape(-1).view(torch.uint8)[: ref.page_size_bytes]
+                    number = int(kept.block_ids[chunks + chunk])
+                    row = self._kept[ref.tensor_idx][number]
+                    if self._canonical:
+                        self._copy_canonical(page, row, number * self._blocks + part, part, ref.mapping, store)
+                        continue
                     start = part * tensor.page_size_bytes
-                    row = self._kept[ref.tensor_idx][int(kept.block_ids[chunks + chunk])]
                     place = row[start : start + ref.page_size_bytes]
                     place.copy_(page) if store else page.copy_(place)
             at += size
             chunks += -(-(skipped + size) // self._blocks)
         self._done.append(TransferResult(job, True))
         return True
+
+    @staticmethod
+    def _copy_canonical(page: Any, row: Any, number: int, part: int, mapping: Any, store: bool) -> None:
+        """The block ``part`` of a row, ``number`` of all rows' blocks."""
+        if store and not mapping.is_writer(number):
+            return
+        place = row[part * mapping.canonical_page_size_bytes :]
+        for run in mapping.runs:
+            for i in range(run.num_fragments):
+                here, there = run.local_offset + i * run.local_stride, run.canonical_offset + i * run.canonical_stride
+                one, other = page[here : here + run.fragment_size], place[there : there + run.fragment_size]
+                other.copy_(one) if store else one.copy_(other)
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         return self._copy(job_id, src_spec, dst_spec, store=True)
@@ -115,11 +133,17 @@ class TiersSpec(TieringOffloadingSpec):
                 **{chunks: _chunks(self), row: self.kv_bytes_per_chunk},
             )
             view = getattr(region, "create_next_worker_view", None) or region.create_next_view  # 0.32, 0.26
-            kept = [view(t.page_size_bytes * self.blocks_per_chunk).view(torch.uint8) for t in kv_caches.tensors]
+            sizes = [t.page_size_bytes for t in kv_caches.tensors]
+            if canonical := getattr(self.config, "canonical_layout", False):
+                self._validate_canonical_refs(kv_caches)
+                view, sizes = region.create_next_canonical_view, [0] * len(sizes)
+                for ref in (r for refs in kv_caches.group_data_refs for r in refs):
+                    sizes[ref.tensor_idx] = max(sizes[ref.tensor_idx], ref.mapping.canonical_page_size_bytes)
+            kept = [view(size * self.blocks_per_chunk).view(torch.uint8) for size in sizes]
             for rows in kept:
                 rows.fill_(_POISON)
             self._note(kv_caches)
-            self._copies = Copies(kv_caches, kept, self.blocks_per_chunk)
+            self._copies = Copies(kv_caches, kept, self.blocks_per_chunk, canonical)
         return self._copies
 
     def _note(self, caches: Any) -> None:
