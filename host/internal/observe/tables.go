@@ -201,7 +201,7 @@ func Tables(before, now *proto.StatusResponse) []Table {
 			})),
 		tableOf("sessions", now.SessionList, nil,
 			count("session", sessionRow.GetNumber), text("engine", sessionRow.GetEngine), text("role", func(x sessionRow) string { return cmp.Or(x.Role, "-") }),
-			count("rank", sessionRow.GetRank), text("model", func(x sessionRow) string { return cmp.Or(x.Model, "-") }),
+			count("rank", sessionRow.GetRank), count("of", sessionRow.GetTensorParallel), count("units", sessionRow.GetUnits), text("model", func(x sessionRow) string { return cmp.Or(x.Model, "-") }),
 			count("leases", sessionRow.GetLeases), count("jobs", sessionRow.GetJobs),
 			text("for", func(x sessionRow) string { return time.Since(x.Since.AsTime()).Round(time.Second).String() })),
 	}

@@ -4511,19 +4511,21 @@ func (x *Holder) GetHeld() uint64 {
 }
 
 type SessionStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // as in the log
-	Engine        string                 `protobuf:"bytes,2,opt,name=engine,proto3" json:"engine,omitempty"`
-	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
-	Rank          uint32                 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`
-	Tenant        uint32                 `protobuf:"varint,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Model         string                 `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`
-	Device        string                 `protobuf:"bytes,7,opt,name=device,proto3" json:"device,omitempty"` // UUID; empty: host memory
-	Since         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
-	Leases        uint32                 `protobuf:"varint,9,opt,name=leases,proto3" json:"leases,omitempty"`
-	Jobs          uint32                 `protobuf:"varint,10,opt,name=jobs,proto3" json:"jobs,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Number         uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // as in the log
+	Engine         string                 `protobuf:"bytes,2,opt,name=engine,proto3" json:"engine,omitempty"`
+	Role           string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	Rank           uint32                 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`
+	Tenant         uint32                 `protobuf:"varint,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Model          string                 `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`
+	Device         string                 `protobuf:"bytes,7,opt,name=device,proto3" json:"device,omitempty"` // UUID; empty: host memory
+	Since          *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
+	Leases         uint32                 `protobuf:"varint,9,opt,name=leases,proto3" json:"leases,omitempty"`
+	Jobs           uint32                 `protobuf:"varint,10,opt,name=jobs,proto3" json:"jobs,omitempty"`
+	TensorParallel uint32                 `protobuf:"varint,11,opt,name=tensor_parallel,json=tensorParallel,proto3" json:"tensor_parallel,omitempty"` // of its engine
+	Units          uint32                 `protobuf:"varint,12,opt,name=units,proto3" json:"units,omitempty"`                                         // that engines of other tensor-parallel sizes share; 0: none
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SessionStatus) Reset() {
@@ -4622,6 +4624,20 @@ func (x *SessionStatus) GetLeases() uint32 {
 func (x *SessionStatus) GetJobs() uint32 {
 	if x != nil {
 		return x.Jobs
+	}
+	return 0
+}
+
+func (x *SessionStatus) GetTensorParallel() uint32 {
+	if x != nil {
+		return x.TensorParallel
+	}
+	return 0
+}
+
+func (x *SessionStatus) GetUnits() uint32 {
+	if x != nil {
+		return x.Units
 	}
 	return 0
 }
@@ -6093,7 +6109,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x06Holder\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\rR\x06tenant\x12\x12\n" +
-	"\x04held\x18\x03 \x01(\x04R\x04held\"\x8b\x02\n" +
+	"\x04held\x18\x03 \x01(\x04R\x04held\"\xca\x02\n" +
 	"\rSessionStatus\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
@@ -6105,7 +6121,9 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
 	"\x06leases\x18\t \x01(\rR\x06leases\x12\x12\n" +
 	"\x04jobs\x18\n" +
-	" \x01(\rR\x04jobs\"\xca\x01\n" +
+	" \x01(\rR\x04jobs\x12'\n" +
+	"\x0ftensor_parallel\x18\v \x01(\rR\x0etensorParallel\x12\x14\n" +
+	"\x05units\x18\f \x01(\rR\x05units\"\xca\x01\n" +
 	"\rLatencyStatus\x12)\n" +
 	"\x06answer\x18\x01 \x01(\x0e2\x11.kvhost.v1.AnswerR\x06answer\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12+\n" +

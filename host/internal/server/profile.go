@@ -23,7 +23,8 @@ func newProfile(t *UsageTable, number uint64, digest string, m *proto.Hello, dev
 	model := m.GetNamespace().GetModel()
 	return &profile{usage: t.Of(model, m.GetTenant()), spans: sessionAttributes(number, digest, m), status: &proto.SessionStatus{
 		Number: number, Engine: m.GetEngine(), Role: m.GetRole(), Rank: m.GetRank(), Tenant: m.GetTenant(), Model: model,
-		Device: device, Since: timestamppb.Now(),
+		Device: device, Since: timestamppb.Now(), TensorParallel: max(1, m.GetNamespace().GetTensorParallel()),
+		Units: m.GetNamespace().GetUnits(),
 	}}
 }
 

@@ -331,6 +331,11 @@ func TestSizesStoreAtOnce(t *testing.T) {
 			}
 		}
 	}
+	for _, x := range r.server.Status().SessionList { // an operator sees which sizes share
+		if want := map[string]uint32{"a": 2, "b": 4}[x.Engine]; x.TensorParallel != want || x.Units != 8 {
+			t.Errorf("session of engine %s: rank %d of %d, %d units, want %d and 8", x.Engine, x.Rank, x.TensorParallel, x.Units, want)
+		}
+	}
 	if _, all := r.pieces(t); all != prompts*one {
 		t.Errorf("%d prompts of two engines have %d bytes, want %d", prompts, all, prompts*one)
 	}

@@ -750,7 +750,7 @@ class SessionResponse(_message.Message):
     def __init__(self, id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hello: _Optional[_Union[HelloReply, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[LookupReply, _Mapping]] = ..., store_read: _Optional[_Union[StoreRead, _Mapping]] = ..., store_published: _Optional[_Union[StorePublished, _Mapping]] = ..., load_layer: _Optional[_Union[LoadLayer, _Mapping]] = ..., load_done: _Optional[_Union[LoadDone, _Mapping]] = ..., discard: _Optional[_Union[DiscardReply, _Mapping]] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ["device", "engine", "jobs", "leases", "model", "number", "rank", "role", "since", "tenant"]
+    __slots__ = ["device", "engine", "jobs", "leases", "model", "number", "rank", "role", "since", "tenant", "tensor_parallel", "units"]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
@@ -761,6 +761,8 @@ class SessionStatus(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
     device: str
     engine: str
     jobs: int
@@ -771,7 +773,9 @@ class SessionStatus(_message.Message):
     role: str
     since: _timestamp_pb2.Timestamp
     tenant: int
-    def __init__(self, number: _Optional[int] = ..., engine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., tenant: _Optional[int] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ...) -> None: ...
+    tensor_parallel: int
+    units: int
+    def __init__(self, number: _Optional[int] = ..., engine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., tenant: _Optional[int] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., units: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = []
