@@ -14,7 +14,7 @@ type Heads struct {
 	First  bool // heads are outside tokens
 }
 
-// Geometry is that of a unit's chunk, whose pages are tokens.
+// Geometry is that of a unit's chunk. Its pages are tokens.
 func (h Heads) Geometry(pages kv.Geometry) kv.Geometry {
 	if h.Units == 0 {
 		return pages

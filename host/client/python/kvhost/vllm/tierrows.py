@@ -43,7 +43,7 @@ def shares(config: Any, settings: Settings) -> bool:
     if not settings.share:
         return False
     if not (getattr(config, "canonical_layout", False) and config.parallel.is_parallelism_agnostic):
-        raise Refused('share is "sizes", and rows depend on the parallel sizes: it needs "canonical_layout": true beside the tiers, '
+        raise Refused('share is "sizes", and rows depend on the parallel sizes: it needs "canonical_layout": true next to the tiers, '
                       "from vLLM 0.32 on, and a model and sizes for which vLLM has such rows")
     return True
 
