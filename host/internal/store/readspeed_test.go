@@ -9,7 +9,7 @@ func TestReadsAreMeasured(t *testing.T) {
 	})
 	near, far := f.store.roots[0], f.store.roots[1]
 	told := map[string]chan float64{near.Path: make(chan float64, 1), far.Path: make(chan float64, 1)}
-	f.store.MeasureReads(func(root string, perSecond float64) { told[root] <- perSecond })
+	f.store.MeasureReads(func(root string, perSecond float64, _ bool) { told[root] <- perSecond })
 	if got := <-told[near.Path]; got <= 0 {
 		t.Errorf("memory is read at %.0f bytes per second, want more", got)
 	}

@@ -113,6 +113,7 @@ func (e *Engine) AddGPU(g *gds.GPU) error {
 	if err := e.slots.Register(g.Pinner()); err != nil {
 		return fmt.Errorf("%w: page-lock the staging slots for %s: %w", ErrDevice, g.UUID, err)
 	}
+	e.measureBus(g)
 	return nil
 }
 

@@ -47,9 +47,10 @@ type Engine struct {
 	closed bool
 	queues map[string]*Queue
 
-	trafficMu sync.RWMutex
-	traffic   map[path]*traffic
-	expected  map[string]float64 // bytes per second by root: see Expect
+	trafficMu    sync.RWMutex
+	traffic      map[path]*traffic
+	expectations map[string]expectation // by root
+	buses        map[string]float64     // bytes per second by GPU
 }
 
 // Near places the staging slots' memory on NUMA nodes. Call it before any other use of the engine, [Engine.AddGPU]

@@ -30,7 +30,8 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)
 	}
-	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, traffic: map[path]*traffic{}, expected: map[string]float64{},
+	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, traffic: map[path]*traffic{},
+		expectations: map[string]expectation{}, buses: map[string]float64{},
 		direct: routeChoices{chosen: map[routeKey]*gpuRoute{}}}
 	e.routes = []route{memoryRoute{}, directRoute{&e.direct}, stagedRoute{}}
 	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")

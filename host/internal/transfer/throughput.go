@@ -1,8 +1,10 @@
 package transfer
 
 import (
+	"errors"
 	"time"
 
+	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -30,15 +32,11 @@ func (q *Queue) LoadTime(places []store.Place, piece int64) (longest time.Durati
 
 // throughputOf returns the pieces that a load waits for, those in flight too, and how fast they come from a root.
 func (q *Queue) throughputOf(root string, pieces float64) (all, perSecond float64) {
+	expected := q.expected(root)
 	e := q.engine
 	e.trafficMu.RLock()
-	t, expected := e.traffic[path{q.device, root, staging.Read}], e.expected[root]
+	t := e.traffic[path{q.device, root, staging.Read}]
 	e.trafficMu.RUnlock()
-	if expected > 0 {
-		e.mu.Lock()
-		expected /= float64(max(1, len(e.queues))) // those of one engine load at the same time
-		e.mu.Unlock()
-	}
 	if t == nil {
 		return pieces, expected
 	}
@@ -48,9 +46,73 @@ func (q *Queue) throughputOf(root string, pieces float64) (all, perSecond float6
 	return pieces, t.rate.of(pieces, expected)
 }
 
-// Expect tells how many bytes per second are read from a root, for estimates of loads before there were any.
-func (e *Engine) Expect(root string, perSecond float64) {
+// expectation is how many bytes per second are read from a root.
+type expectation struct {
+	perSecond float64
+	memory    bool // a GPU copies from it as fast as its bus is
+}
+
+// Expect tells how many bytes per second are read from a root, for estimates of loads before there were any, and whether it is memory.
+func (e *Engine) Expect(root string, perSecond float64, memory bool) {
 	e.trafficMu.Lock()
 	defer e.trafficMu.Unlock()
-	e.expected[root] = perSecond
+	e.expectations[root] = expectation{perSecond, memory}
+}
+
+// expected is how many bytes per second a load gets from a root before there were any. All GPUs share the root, as the ranks of an engine
+// load at the same time, but each has a bus of its own. The queue of host memory is there with GPUs, too, where an engine's scheduler is.
+func (q *Queue) expected(root string) float64 {
+	e := q.engine
+	e.trafficMu.RLock()
+	x, bus := e.expectations[root], e.buses[q.device]
+	e.trafficMu.RUnlock()
+	if x.memory && bus > 0 {
+		return bus
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	gpus := len(e.queues)
+	if _, ok := e.queues[""]; ok {
+		gpus--
+	}
+	return x.perSecond / float64(max(1, gpus))
+}
+
+// A bus is measured by copies of so many bytes, as long as those of a load, and the fastest counts: the first one sets things up.
+const (
+	busBytes  = DefaultGPUCopyBytes
+	busCopies = 4
+)
+
+// measureBus notes how fast a GPU's bus is. A GPU that has no room for the copies is expected to be as slow as the memory is for a processor.
+func (e *Engine) measureBus(g *gds.GPU) {
+	slot, ok := e.slots.TryAcquire()
+	if !ok {
+		return
+	}
+	defer slot.Release()
+	from := slot.Bytes()[:min(busBytes, e.cfg.SlotBytes)]
+	to, err := g.Alloc(int64(len(from)))
+	if err != nil {
+		e.cfg.Log.Debug("the bus is not measured", "gpu", g.UUID.String(), "error", err)
+		return
+	}
+	best := 0.0
+	err = onGPU(g, func(t *gds.Thread) error {
+		for range busCopies {
+			began := time.Now()
+			if err := t.Write(to.Address, from); err != nil {
+				return err
+			}
+			best = max(best, float64(len(from))/max(time.Since(began), time.Microsecond).Seconds())
+		}
+		return nil
+	})
+	if err = errors.Join(err, to.Free()); err != nil {
+		e.cfg.Log.Debug("the bus is not measured", "gpu", g.UUID.String(), "error", err)
+		return
+	}
+	e.trafficMu.Lock()
+	defer e.trafficMu.Unlock()
+	e.buses[g.UUID.String()] = best
 }

@@ -105,11 +105,38 @@ func TestExpectedUntilMeasured(t *testing.T) {
 		}
 	}
 	speed(0)
-	e.Expect("/r", 1000)
+	e.Expect("/r", 1000, false)
+	speed(1000)
+	_, err = e.Queue("") // of the engine's scheduler
+	testenv.OK(t, err)
 	speed(1000)
 	_, err = e.Queue("b")
 	testenv.OK(t, err)
 	speed(500)
+	e.Expect("/r", 1000, true) // of memory, but neither is a GPU
+	speed(500)
+	e.buses["a"] = 5000
+	speed(5000)
+	e.Expect("/r", 1000, false)
+	speed(500)
+}
+
+// TestBusIsMeasured: a GPU's loads from memory are estimated by its bus before there were any, however many devices there are.
+func TestBusIsMeasured(t *testing.T) {
+	r := newDeviceRig(t, deviceShapes["small pages"], 16, 32<<20)
+	r.engine.Expect("memory:", 1, true)
+	for _, device := range []string{"", "b"} {
+		q, err := r.engine.Queue(device)
+		testenv.OK(t, err)
+		if _, got := q.throughputOf("memory:", 1); got > 1 {
+			t.Errorf("%.0f bytes per second are expected on %q, want those of a processor", got, device)
+		}
+	}
+	q, err := r.engine.Queue(r.gpu.UUID.String())
+	testenv.OK(t, err)
+	if _, got := q.throughputOf("memory:", 1); got < 1e6 {
+		t.Errorf("%.0f bytes per second are expected on the GPU, want those of copies to it", got)
+	}
 }
 
 // names gives files of a directory names.
