@@ -1,4 +1,4 @@
-"""A host with two levels: what a lookup asks for is loaded from memory."""
+"""A host with two levels: what a lookup asks for is loaded from memory, and what a client stores although it is on the disk."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def page(n: int, plane: int) -> bytes:
     return block * (PAGE // len(block))
 
 
-def test_what_a_lookup_asks_for_is_loaded_from_memory(socket: str) -> None:
+@pytest.mark.parametrize("stored", [False, True], ids=["by a lookup", "by a store"])
+def test_what_is_far_comes_near(socket: str, stored: bool) -> None:
     group = kvhost.Group.uniform(0, blocks=1, layers=8, parts=1, page_bytes=PAGE)
     ns = kvhost.Namespace(model="m", dtype="bf16", key_bytes=32, tokens_per_block=16, groups=[group])
     keys = [hashlib.sha256(str(n).encode()).digest() for n in range(STORED)]
@@ -69,24 +70,34 @@ def test_what_a_lookup_asks_for_is_loaded_from_memory(socket: str) -> None:
         def count(name: str) -> int:
             return int(s.status().counters[name])
 
-        for n, k in enumerate(keys):
+        def store(n: int) -> None:
             for p in planes:
                 at(p, 0)[:] = page(n, p)
             parent = keys[n - 1] if n else b""
-            (r,) = s.store([kvhost.StoreChunk(k, [0], parent, n)]).published(left()).chunks
+            (r,) = s.store([kvhost.StoreChunk(keys[n], [0], parent, n)]).published(left()).chunks
             assert r.result == kvhost.Result.STORED, r
+
+        for n in range(STORED):
+            store(n)
             # A chunk goes around memory while the copies of those before it are behind.
             until(f"chunk {n} is copied", lambda n=n: count("level1_through") == n + 1)
 
         before = count("level1_loaded_bytes")
-        hit = s.lookup(keys[:ASKED], prefetch=True)
+        hit = s.lookup(keys[:ASKED], prefetch=not stored)
         (level,) = hit.levels
         assert (hit.hits, level.level, level.chunks, level.bytes) == (ASKED, 1, ASKED, ASKED * 8 * PAGE)
-        until("the copies are made", lambda: count("level0_prefetch") == ASKED)
+        if stored:
+            for n in range(ASKED):
+                store(n)
+            again = s.lookup(keys[:ASKED])
+            assert [(at.level, at.chunks) for at in again.levels] == [(0, ASKED)]
+            again.release()
+        else:
+            until("the copies are made", lambda: count("level0_prefetch") == ASKED)
         for p in planes:
             for b in range(ASKED):
                 at(p, b)[:] = b"\xee" * PAGE
         done = s.load(hit, [kvhost.LoadChunk(i, [i]) for i in range(ASKED)]).wait(left())
         assert not done.failed
         assert all(bytes(at(p, i)) == page(i, p) for p in planes for i in range(ASKED))
-        assert count("level1_loaded_bytes") == before and count("level0_prefetch_used") == ASKED
+        assert count("level1_loaded_bytes") == before and count("level0_prefetch_used") == (0 if stored else ASKED)
