@@ -101,11 +101,17 @@ var attacks = map[string]func(a *attack) error{
 		})
 		return err
 	},
-	"questions": func(a *attack) error {
-		absent := slices.Repeat([]kv.Key{{0xff}}, 1<<10)
-		a.busily(func(n int) { _, _ = a.lease(n, absent...) })
-		return nil
+	"questions of a crowd": func(a *attack) error {
+		for n := range 16 {
+			c, err := callerFrom(fmt.Sprint("127.0.1.", n+1), a.To)
+			if err != nil {
+				return err
+			}
+			a.calls = append(a.calls, c)
+		}
+		return a.ask()
 	},
+	"questions": (*attack).ask,
 }
 
 // callerFrom is a caller of a host's port at an address of this machine.
@@ -170,6 +176,12 @@ func (a *attack) mutes(connections int, call func(*peerdouble.Mute) bool) error 
 			}
 		}
 	}
+	return nil
+}
+
+func (a *attack) ask() error {
+	absent := slices.Repeat([]kv.Key{{0xff}}, 1<<10)
+	a.busily(func(n int) { _, _ = a.calls[n%len(a.calls)].Lease(a.ctx, leaseOf(a.Namespace, absent...)) })
 	return nil
 }
 

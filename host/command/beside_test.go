@@ -135,7 +135,7 @@ func (b *beside) goes(rounds int, c *counts) {
 // what they ask for, and the host's memory as the kernel counts it is below max_memory. With -beside.rounds it says how long they take, in turns with none and with the
 // same attack on another host of the machine.
 func TestBesideAnAttacker(t *testing.T) {
-	for _, what := range []string{"connections", "streams", "half messages", "buffers", "leases", "keys", "entries", "turns", "questions", "calls"} {
+	for _, what := range []string{"connections", "streams", "half messages", "buffers", "leases", "keys", "entries", "turns", "questions", "questions of a crowd", "calls"} {
 		t.Run(what, func(t *testing.T) {
 			b := newBeside(t)
 			attacker := func(to *beside) func() {

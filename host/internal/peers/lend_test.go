@@ -360,6 +360,40 @@ func TestTurnsRest(t *testing.T) {
 	}
 }
 
+// TestTurnsOfACrowd: callers that are not of the configuration have as much together however many they are, and one that is of it as much as alone.
+func TestTurnsOfACrowd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		each, all := &turns{rest: 3}, &turns{most: 2, rest: 3}
+		ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer stop()
+		var calls sync.WaitGroup
+		var asked [2]atomic.Int64 // of strangers, of a peer
+		for n := range 80 {
+			who, of := caller{fmt.Sprint(n / 4), n/4 == 0}, 0
+			if who.known {
+				of = 1
+			}
+			calls.Go(func() {
+				for ctx.Err() == nil {
+					if leave, err := each.enterAmong(ctx, all, who); err == nil {
+						asked[of].Add(1)
+						time.Sleep(time.Millisecond)
+						leave()
+					}
+				}
+			})
+		}
+		calls.Wait()
+		if s, p := asked[0].Load(), asked[1].Load(); s < 45 || s > 54 || p < 25 || p > 27 {
+			t.Errorf("%d calls of a crowd and %d of a peer, want 45 to 54 and 25", s, p)
+		}
+		time.Sleep(10 * time.Second)
+		if len(each.of)+len(all.of) != 0 {
+			t.Errorf("%d and %d callers are known after all calls, want none", len(each.of), len(all.of))
+		}
+	})
+}
+
 // TestRenew: a lease that is renewed lasts longer, and one that is over does not begin again.
 func TestRenew(t *testing.T) {
 	l := newLender(t)

@@ -156,7 +156,7 @@ func (l *lending) begin(ctx context.Context) error {
 	if err := l.owner.id.admits(ctx); err != nil {
 		return err
 	}
-	leave, err := l.calls.enter(ctx, l.owner.callerOf(ctx))
+	leave, err := l.calls.enterAmong(ctx, &l.crowd.calls, l.owner.callerOf(ctx))
 	if err == nil {
 		leave()
 	}

@@ -50,10 +50,11 @@ type lending struct {
 	owner *Peers
 	grpc  *grpc.Server
 	pace  pace
-	calls turns       // of all calls, which begin one after the other
-	asks  turns       // of calls for leases: one caller's have half of the processors
-	free  chan []byte // buffers of a part and a page
-	shelf *shelf      // nil without NIXL
+	calls turns                       // of all calls, which begin one after the other
+	asks  turns                       // of calls for leases: one caller's have half of the processors
+	crowd struct{ calls, asks turns } // likewise of all who are not of the configuration, who have as many as there are processors
+	free  chan []byte                 // buffers of a part and a page
+	shelf *shelf                      // nil without NIXL
 
 	shares shares
 	memory *budget.Budget // of connections
@@ -77,6 +78,7 @@ type lent struct {
 func newLending(p *Peers) *lending {
 	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers),
 		pace: pace{rate: float64(p.cfg.Bandwidth)}, calls: turns{most: runtime.GOMAXPROCS(0) / 2, least: callRest}, asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
+	l.crowd.calls, l.crowd.asks = turns{most: max(2, runtime.GOMAXPROCS(0)), least: callRest}, turns{most: max(2, runtime.GOMAXPROCS(0)), rest: askRest}
 	for range buffers {
 		l.free <- nil // mapped when it is used
 	}
@@ -252,7 +254,7 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		return nil, status.Error(codes.InvalidArgument, "keys, namespace or ranks")
 	}
 	who := s.owner.callerOf(ctx)
-	leave, err := s.asks.enter(ctx, who)
+	leave, err := s.asks.enterAmong(ctx, &s.crowd.asks, who)
 	if err != nil {
 		return nil, err
 	}
@@ -553,6 +555,20 @@ func (t *turns) enter(ctx context.Context, who caller) (leave func(), err error)
 		over()
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
+}
+
+// enterAmong is enter, and then among all callers that are not of the configuration: there may be any number of them.
+func (t *turns) enterAmong(ctx context.Context, strangers *turns, who caller) (leave func(), err error) {
+	own, err := t.enter(ctx, who)
+	if err != nil || who.known {
+		return own, err
+	}
+	all, err := strangers.enter(ctx, caller{})
+	if err != nil {
+		own()
+		return nil, err
+	}
+	return func() { all(); own() }, nil
 }
 
 // waitOf waits as wait does, and before that for the caller's turn.
