@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 func small(t *testing.T) *Budget {
@@ -380,7 +381,7 @@ func TestPaceOfWhatWaits(t *testing.T) {
 // A trace context is held as long as its message, however long it is.
 func TestTraceparentHasWeight(t *testing.T) {
 	m := &proto.SessionRequest{Traceparent: string(make([]byte, 1<<20)), Body: &proto.SessionRequest_Load{Load: &proto.Load{}}}
-	if n := weigh(m); n < 1<<20 {
+	if n := weigh(m, 1); n < 1<<20 {
 		t.Errorf("a mebibyte weighs %d", n)
 	}
 }
@@ -391,7 +392,27 @@ func TestWeight(t *testing.T) {
 	for range 1000 {
 		empty.Chunks = append(empty.Chunks, &proto.StoreChunk{})
 	}
-	if n := weigh(&proto.SessionRequest{Body: &proto.SessionRequest_Store{Store: empty}}); n < 1000*100 {
+	if n := weigh(&proto.SessionRequest{Body: &proto.SessionRequest_Store{Store: empty}}, 1); n < 1000*100 {
 		t.Errorf("a thousand empty chunks weigh %d", n)
+	}
+}
+
+// A chunk of a session with several units is as many tasks, whatever HELLO claims.
+func TestUnitsHaveWeight(t *testing.T) {
+	load := &proto.SessionRequest{Id: 2, Body: &proto.SessionRequest_Load{Load: &proto.Load{Chunks: make([]*proto.LoadChunk, 100)}}}
+	for _, c := range []struct {
+		units, tensor uint32
+		tasks         int64
+	}{{0, 0, 1}, {8, 1, 8}, {8, 4, 2}, {2, 8, 1}, {1 << 31, 0, kv.MaxRanks}} {
+		s := paceRig(t, 1)[0]
+		hello := &proto.Hello{Namespace: &proto.Namespace{Units: c.units, TensorParallel: c.tensor}}
+		testenv.OK(t, s.Received(&proto.SessionRequest{Id: 1, Body: &proto.SessionRequest_Hello{Hello: hello}}))
+		before := s.Held()
+		testenv.OK(t, s.Received(load))
+		if got, least := s.Held()-before, 100*c.tasks*jobBytes; got < least || got > 2*least {
+			t.Errorf("100 chunks of %d units in %d ranks weigh %d, want at least %d", c.units, c.tensor, got, least)
+		}
+		s.Unanswered(1)
+		s.Unanswered(2)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	protobuf "google.golang.org/protobuf/proto"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // Session is what a session holds. It is safe for concurrent use.
@@ -18,6 +19,7 @@ type Session struct {
 	of        *Sessions
 	tenant    atomic.Pointer[paced] // nil before HELLO
 	weight    int64                 // of the message that was received last
+	units     int                   // tasks of a job's chunk, as HELLO says
 
 	mu       sync.Mutex
 	messages map[uint64]int64 // bytes by id, of messages that are not answered
@@ -138,7 +140,11 @@ func (h *Session) Spent(since time.Time) time.Duration {
 
 // Received takes the memory of a message until it is answered.
 func (h *Session) Received(m *proto.SessionRequest) error {
-	bytes := weigh(m)
+	if hello := m.GetHello(); hello != nil {
+		n := hello.GetNamespace()
+		h.units = int(min(n.GetUnits()/max(1, n.GetTensorParallel()), kv.MaxRanks))
+	}
+	bytes := weigh(m, max(1, h.units))
 	h.weight = bytes
 	if bytes == 0 {
 		return nil

@@ -11,15 +11,16 @@ const (
 	sessionBytes   = 448 << 10 // gRPC's buffers, goroutines, queues, and keys of a LOOKUP
 	namespaceBytes = 8         // of each byte of a namespace
 	requestBytes   = 256
-	jobBytes       = 1 << 10 // of each chunk of a job: its reservation, task, result
+	jobBytes       = 1 << 10 // of each unit of each chunk of a job: its reservation, task, result
 	grantBytes     = 16
 	regionBytes    = 160
 	streamBytes    = 768 << 10 // of a stream of events: a batch as changes, as events and on its way
 )
 
 // weigh estimates the memory that a message takes until it is answered, with what is done about it. An element of a list
-// takes much more here than on the wire. What must get through whatever the session holds weighs nothing.
-func weigh(m *proto.SessionRequest) int64 {
+// takes much more here than on the wire. What must get through whatever the session holds weighs nothing. A chunk of a
+// job has so many units.
+func weigh(m *proto.SessionRequest, units int) int64 {
 	const each = 128
 	n := each + len(m.GetTraceparent())
 	switch b := m.Body.(type) {
@@ -27,11 +28,11 @@ func weigh(m *proto.SessionRequest) int64 {
 		return 0
 	case *proto.SessionRequest_Store:
 		for _, c := range b.Store.GetChunks() {
-			n += each + jobBytes + len(c.GetKey()) + len(c.GetParent()) + 8*len(c.GetBlocks())
+			n += each + units*jobBytes + len(c.GetKey()) + len(c.GetParent()) + 8*len(c.GetBlocks())
 		}
 	case *proto.SessionRequest_Load:
 		for _, c := range b.Load.GetChunks() {
-			n += each + jobBytes + 8*len(c.GetBlocks()) // the answer may have them again
+			n += each + units*jobBytes + 8*len(c.GetBlocks()) // the answer may have them again
 		}
 	case *proto.SessionRequest_Lookup:
 		n += len(b.Lookup.GetKeys())
