@@ -37,6 +37,7 @@ from sglang.srt.managers.schedule_batch import Req  # noqa: E402
 from sglang.srt.managers.scheduler import Scheduler  # noqa: E402
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams  # noqa: E402
+from sglang.srt.mem_cache.buffer_mode.storage_existence_cache import StorageExistenceCache, default_belief_policy  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
@@ -263,6 +264,26 @@ def test_each_page_has_its_own_verdict(host: Host) -> None:
     assert s.storage.batch_exists(names) == lost
     assert s.storage.batch_set_v1(names, s.slots(6)) == [True] * 6
     assert s.storage.batch_exists(names) == 6
+    s.close()
+
+
+def test_an_evicted_page_costs_one_computation(host: Host) -> None:
+    """In its buffer mode SGLang writes no page that it believes to be stored, until its own lookup of a prompt finds less."""
+    s, tokens = Server(host.socket), prompt(6)
+    names = list(get_storage_hash_str(tokens, None, page_size=PAGE))
+    s.fill(6)
+    assert s.write(names) == 6 * PAGE
+    beliefs = StorageExistenceCache().pool(PoolName.KV)
+    beliefs.add(names)
+    host.files()[0].write_bytes(b"")
+    s.read(names, first=10)
+    found = s.found(tokens)
+    assert len(found) < 6 and beliefs.covered(names), "want a page lost that SGLang takes for stored"
+    default_belief_policy(PoolHitPolicy.ALL_PAGES).heal_from_query(beliefs, names, names, len(found), evidence=True)
+    again = [n for n in names if not beliefs.covered([n])]
+    assert again == names[len(found) :], "want all of them written by the request that computes them"
+    assert s.write(again, first=len(found), prefix=found) == len(again) * PAGE
+    assert s.found(tokens) == names
     s.close()
 
 

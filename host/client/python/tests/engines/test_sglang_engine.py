@@ -83,3 +83,18 @@ def test_a_second_life_has_the_tokens_of_the_first(host: Host, model: Path, tmp_
     assert tokens(second.generate(prompts)) == want, "want tokens where the request was asked again"
     second.close()
     assert "Traceback" not in second.output() + first.output()
+
+
+def test_replicas_of_data_parallelism_share(host: Host, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang gives requests to its replicas in turns, and each has a cache of its own."""
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    replicas = Engine(model, tmp_path / "replicas.log", {"socket": host.socket}, dp_size=2)
+    prompts = [prompt(200, seed) for seed in range(4)]
+    computed = replicas.generate(prompts)
+    assert cached(computed) == [0, 0, 0, 0]
+    wait_for("the stores", lambda: len(host.files()) > 0 and host.idle())
+    replicas.flush()
+    exchanged = replicas.generate(prompts[::-1])  # each to the other replica
+    assert cached(exchanged) == [192, 192, 192, 192]
+    assert tokens(exchanged) == tokens(computed)[::-1]
+    replicas.close()
