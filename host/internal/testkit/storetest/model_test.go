@@ -40,6 +40,7 @@ func parsePiece(text string) (p Piece) {
 
 // model keeps what was asked of each piece, and what came of it. It is safe for concurrent use.
 type model struct {
+	levels  bool
 	mu      sync.Mutex
 	now     int64 // moves with each operation that begins or ends
 	asked   map[Piece][]porcupine.Operation
@@ -48,8 +49,8 @@ type model struct {
 	hits    int64
 }
 
-func newModel() *model {
-	return &model{asked: map[Piece][]porcupine.Operation{}, damaged: map[Entry]bool{}, unclear: map[Entry]bool{}}
+func newModel(levels bool) *model {
+	return &model{levels: levels, asked: map[Piece][]porcupine.Operation{}, damaged: map[Entry]bool{}, unclear: map[Entry]bool{}}
 }
 
 // act is what is done with a piece. Each put of a history writes a version of its own.
@@ -116,6 +117,52 @@ var serial = porcupine.NondeterministicModel{
 	},
 }
 
+// copies is what levels have of a piece: a version in each, since a client stores near what only a farther level has.
+type copies struct {
+	versions string // in their order
+	leases   int
+	unknown  bool // they may be any
+}
+
+func (c copies) with(version uint64) copies {
+	if word := fmt.Sprintf("%d,", version); !c.has(version) {
+		words := append(strings.SplitAfter(c.versions, ","), word)
+		slices.Sort(words)
+		c.versions = strings.Join(words, "")
+	}
+	return c
+}
+
+func (c copies) has(version uint64) bool {
+	return slices.Contains(strings.Split(c.versions, ","), fmt.Sprint(version))
+}
+
+// serialOfLevels is serial for levels. Any copy may go without a word, and then another is served, as long as none is discarded: a key
+// names what is in its chunk, whoever has computed it.
+var serialOfLevels = porcupine.Model{
+	Init: func() any { return copies{} },
+	Step: func(state, input, _ any) (ok bool, next any) {
+		c, a := state.(copies), input.(act)
+		switch a.verb {
+		case stored, offered:
+			return true, c.with(a.version)
+		case granted:
+			c.leases++
+			return c.versions != "" || c.unknown, c
+		case ended:
+			c.leases--
+			return true, c
+		case loaded:
+			return c.has(a.version) || c.unknown, c.with(a.version)
+		case discarded:
+			return c.leases == 0, copies{}
+		default:
+			c.unknown = true
+			return true, c
+		}
+	},
+}
+
 // tick is the time at which an operation begins. There is no other like it.
 func (m *model) tick() int64 {
 	m.mu.Lock()
@@ -179,13 +226,17 @@ func (m *model) served(of Piece, payload []byte, began int64) error {
 func (m *model) judge() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	order := serial.ToModel()
+	if m.levels {
+		order = serialOfLevels
+	}
 	for of, ops := range m.asked {
 		// A store that failed, and was not seen, explains nothing.
 		ops = slices.DeleteFunc(slices.Clone(ops), func(op porcupine.Operation) bool {
 			seen := func(o porcupine.Operation) bool { return o.Input == act{loaded, op.Input.(act).version} }
 			return op.Return == never && !slices.ContainsFunc(ops, seen)
 		})
-		if !m.unclear[of.Entry] && !porcupine.CheckOperations(serial.ToModel(), ops) {
+		if !m.unclear[of.Entry] && !porcupine.CheckOperations(order, ops) {
 			var text strings.Builder
 			for _, op := range ops {
 				fmt.Fprintf(&text, "\n%d to %d: %v", op.Call, op.Return, op.Input)

@@ -51,7 +51,7 @@ func Run(h *History, opt Options) (res *Result, err error) {
 	if opt.Open == nil {
 		opt.Open = OpenStore
 	}
-	r := &runner{h: h, opt: opt, dir: opt.Dir, model: newModel(), res: &Result{History: h}, moved: make(chan struct{}, 1)}
+	r := &runner{h: h, opt: opt, dir: opt.Dir, model: newModel(h.Kind.levels), res: &Result{History: h}, moved: make(chan struct{}, 1)}
 	r.policies.opt, r.policies.problem = opt.Policies, r.report
 	if r.rules, err = faultfs.ParseRules(strings.Join(h.Faults, "\n")); err != nil {
 		return r.res, err
