@@ -156,7 +156,7 @@ func TestBesideAnAttacker(t *testing.T) {
 				another := newBeside(t)
 				b.fill()
 				b.goes(*besideRounds, &counts{})
-				for range 2 {
+				for range 6 { // other work of the machine should hit all of them
 					b.fill()
 					b.goes(*besideRounds, &without)
 					end := attacker(another)

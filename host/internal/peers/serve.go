@@ -40,7 +40,8 @@ const (
 	batch        = 4096 // changes of a message
 	batchEvery   = 100 * time.Millisecond
 	longestWait  = time.Second            // of what is fetched, for its turn
-	askRest      = 3                      // times as long as a question took, before the next of a caller that has others waiting
+	askRest      = 7                      // times as long as a question took, before the next of a caller that has others waiting
+	crowdRest    = 3                      // likewise of all callers that are not of the configuration
 	callRest     = 400 * time.Microsecond // likewise after any call: what gRPC does for one takes some 100
 	pageBytes    = 4096
 )
@@ -78,7 +79,7 @@ type lent struct {
 func newLending(p *Peers) *lending {
 	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers),
 		pace: pace{rate: float64(p.cfg.Bandwidth)}, calls: turns{most: runtime.GOMAXPROCS(0) / 2, least: callRest}, asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
-	l.crowd.calls, l.crowd.asks = turns{most: max(2, runtime.GOMAXPROCS(0)), least: callRest}, turns{most: max(2, runtime.GOMAXPROCS(0)), rest: askRest}
+	l.crowd.calls, l.crowd.asks = turns{most: max(2, runtime.GOMAXPROCS(0)), least: callRest}, turns{most: max(2, runtime.GOMAXPROCS(0)), rest: crowdRest}
 	for range buffers {
 		l.free <- nil // mapped when it is used
 	}
