@@ -178,6 +178,9 @@ func (s *Session) greet(ctx context.Context) error {
 		r.GetProtocol() != proto.Protocol {
 		return fmt.Errorf("%w: %w: it answers HELLO with protocol %d, and %d bytes of key", ErrVersion, proto.ErrVersion, r.GetProtocol(), r.GetKeyBytes())
 	}
+	if units := h.Namespace.Units; int(r.GetUnits()) != units {
+		return fmt.Errorf("%w: %w: it knows no units, and the namespace has %d", ErrVersion, proto.ErrVersion, units)
+	}
 	s.nonce, s.descriptors = r.GetNonce(), h.Socket+proto.DescriptorSuffix
 	s.host = Host{
 		Version: r.GetVersion(), Levels: int(r.GetLevels()), PinBytes: int64(r.GetPinBytes()), LeaseTTL: r.GetLeaseTime().AsDuration(),

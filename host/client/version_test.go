@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/kv"
 	"google.golang.org/grpc"
 )
@@ -27,6 +28,45 @@ func TestHostOfAnotherVersion(t *testing.T) {
 		Model: "m", DType: "f", KeyBytes: 32, TokensPerBlock: 1, Groups: []kv.Group{{Geometry: kv.Uniform(1, 1, 1, 4096)}}}})
 	if !errors.Is(err, client.ErrVersion) || errors.Is(err, client.ErrHostGone) || !strings.Contains(err.Error(), "EngineService") {
 		t.Errorf("a session with a host of another version: got %v, want %v, with what it lacks", err, client.ErrVersion)
+	}
+}
+
+// unitless is a host that knows no units.
+type unitless struct {
+	proto.UnimplementedEngineServiceServer
+}
+
+func (unitless) Session(s grpc.BidiStreamingServer[proto.SessionRequest, proto.SessionResponse]) error {
+	m, err := s.Recv()
+	if err != nil {
+		return err
+	}
+	hello := &proto.HelloReply{Protocol: proto.Protocol, Nonce: make([]byte, proto.NonceBytes), KeyBytes: 32}
+	if err := s.Send(&proto.SessionResponse{Id: m.Id, Body: &proto.SessionResponse_Hello{Hello: hello}}); err != nil {
+		return err
+	}
+	_, _ = s.Recv() // the client's end
+	return nil
+}
+
+// A host that knows no units would take a rank's pages for something else. A session with units ends there, others do not.
+func TestHostWithoutUnits(t *testing.T) {
+	socket := filepath.Join(testenv.Dir(t), "s")
+	l, err := net.Listen("unix", socket)
+	testenv.OK(t, err)
+	old := grpc.NewServer()
+	proto.RegisterEngineServiceServer(old, unitless{})
+	go old.Serve(l)
+	defer old.Stop()
+	for _, units := range []int{0, 2} {
+		s, err := client.Dial(t.Context(), client.Hello{Socket: socket, Engine: "e", Namespace: kv.Namespace{
+			Model: "m", DType: "f", KeyBytes: 32, TokensPerBlock: 1, Units: units, Groups: []kv.Group{{Geometry: kv.Uniform(1, 1, 1, 4096)}}}})
+		if units == 0 {
+			testenv.OK(t, err)
+			s.Close()
+		} else if !errors.Is(err, client.ErrVersion) {
+			t.Errorf("a session with units: got %v, want %v", err, client.ErrVersion)
+		}
 	}
 }
 

@@ -1773,6 +1773,7 @@ type HelloReply struct {
 	Session         uint64                 `protobuf:"varint,9,opt,name=session,proto3" json:"session,omitempty"`                    // a number for logs
 	Levels          uint32                 `protobuf:"varint,10,opt,name=levels,proto3" json:"levels,omitempty"`                     // of roots that the host has. With more than one Lookup.prefetch has an effect
 	PinBytes        uint64                 `protobuf:"varint,11,opt,name=pin_bytes,json=pinBytes,proto3" json:"pin_bytes,omitempty"` // that leases of Lookup.pin may keep: half of the roots' capacity
+	Units           uint32                 `protobuf:"varint,12,opt,name=units,proto3" json:"units,omitempty"`                       // the namespace's; 0 of a host that knows none, with which a client that has some ends the session
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1880,6 +1881,13 @@ func (x *HelloReply) GetLevels() uint32 {
 func (x *HelloReply) GetPinBytes() uint64 {
 	if x != nil {
 		return x.PinBytes
+	}
+	return 0
+}
+
+func (x *HelloReply) GetUnits() uint32 {
+	if x != nil {
+		return x.Units
 	}
 	return 0
 }
@@ -5881,7 +5889,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05layer\x18\x01 \x01(\rR\x05layer\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\rR\x04part\x12\x1d\n" +
 	"\n" +
-	"page_bytes\x18\x03 \x01(\rR\tpageBytes\"\xf6\x02\n" +
+	"page_bytes\x18\x03 \x01(\rR\tpageBytes\"\x8c\x03\n" +
 	"\n" +
 	"HelloReply\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
@@ -5896,7 +5904,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\asession\x18\t \x01(\x04R\asession\x12\x16\n" +
 	"\x06levels\x18\n" +
 	" \x01(\rR\x06levels\x12\x1b\n" +
-	"\tpin_bytes\x18\v \x01(\x04R\bpinBytes\"\xe4\x01\n" +
+	"\tpin_bytes\x18\v \x01(\x04R\bpinBytes\x12\x14\n" +
+	"\x05units\x18\f \x01(\rR\x05units\"\xe4\x01\n" +
 	"\x06Limits\x12&\n" +
 	"\x0fkeys_per_lookup\x18\x01 \x01(\rR\rkeysPerLookup\x12$\n" +
 	"\x0echunks_per_job\x18\x02 \x01(\rR\fchunksPerJob\x12#\n" +

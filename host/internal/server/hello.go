@@ -84,6 +84,7 @@ func (s *Server) welcome(x *session) *proto.HelloReply {
 		NamespaceDigest: digest[:],
 		Session:         x.number,
 		Levels:          uint32(s.cfg.Levels),
+		Units:           uint32(x.ns.Units),
 		PinBytes:        uint64(store.PinShare * float64(x.cfg.Capacity)),
 		Limits: &proto.Limits{
 			KeysPerLookup: uint32(l.KeysPerLookup), ChunksPerJob: uint32(l.ChunksPerJob),

@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena, SharedMemory
-from kvhost.errors import Code, HostError, HostStoppedError
+from kvhost.errors import OTHER_VERSION, Code, HostError, HostStoppedError, VersionError
 from kvhost.events import EventStream, Position
 from kvhost.forks import Origin
 from kvhost.pulse import patiently
@@ -402,6 +402,8 @@ class Session:
                     unsealed_memory=unsealed_memory,
                 )
             ).hello
+            if hello.units != namespace.units:
+                raise VersionError(f"{socket}: {OTHER_VERSION}: it knows no units, which engines of several sizes share")
         except BaseException as e:
             self._stream.close(0.0 if isinstance(e, HostStoppedError) else 5.0)
             raise

@@ -240,7 +240,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., engine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., local_ranks: _Optional[int] = ..., device_uuid: _Optional[str] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., tenant: _Optional[int] = ..., unsealed_memory: bool = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ["descriptors", "key_bytes", "lease_time", "levels", "limits", "namespace_digest", "nonce", "pin_bytes", "protocol", "session", "version"]
+    __slots__ = ["descriptors", "key_bytes", "lease_time", "levels", "limits", "namespace_digest", "nonce", "pin_bytes", "protocol", "session", "units", "version"]
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     KEY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +251,7 @@ class HelloReply(_message.Message):
     PIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     descriptors: str
     key_bytes: int
@@ -262,8 +263,9 @@ class HelloReply(_message.Message):
     pin_bytes: int
     protocol: int
     session: int
+    units: int
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lease_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., descriptors: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., session: _Optional[int] = ..., levels: _Optional[int] = ..., pin_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lease_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., descriptors: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., session: _Optional[int] = ..., levels: _Optional[int] = ..., pin_bytes: _Optional[int] = ..., units: _Optional[int] = ...) -> None: ...
 
 class Holder(_message.Message):
     __slots__ = ["held", "name", "tenant"]
