@@ -40,6 +40,7 @@ plugin.register()  # as SGLang's load_plugins does
 HookRegistry.apply_hooks()
 
 KINDS = pytest.mark.parametrize("kind", sorted(SHAPES))
+FAULTS = ("resumed", "killed", "damaged", "aborted", "retracted")
 
 
 @pytest.fixture(autouse=True)
@@ -382,37 +383,54 @@ def test_new_weights_have_pages_of_their_own(ranks: Any) -> None:
     assert (served.loaded, served.wrong) == (96, [])
 
 
-@pytest.mark.parametrize("kind", ["full", "mamba"])
-def test_a_host_that_is_stopped_and_killed_at_any_moment(host: Host, ranks: Any, kind: str) -> None:
-    """Loads are real ones, and the moments random: no byte is wrong that SGLang uses, and no slot is lost."""
-    rank = ranks(kind, slots=4096, extra={"lookup_timeout": 0.2})
-    prompts = [prompt(224) for _ in range(3)]
-    for t in prompts:
-        rank.serve(t)
-    rank.forget()
-    wait_for("the stores", host.idle)
-    began = time.monotonic()
-    rank.serve_all([[*t, 50_000] for t in prompts])
-    took = time.monotonic() - began
-    rank.forget()
-    seen = Counter[str]()
-    for turn in range(12):
-        end = ("resumed", "killed")[turn % 4 == 3]
-        moment = threading.Timer(random.random() * 2 * took, host.hang)
-        moment.start()
-        for s in rank.serve_all([[*t, turn] for t in prompts]):
-            assert s.aborted or not s.wrong, f"turn {turn}: {s}"
-            seen["aborted" if s.aborted else "loaded" if s.loaded else "computed"] += 1
-        moment.join()
-        host.kill() if end == "killed" else host.resume()
-        for s in rank.serve_all([[*t, turn] for t in prompts]):
-            assert s.aborted or not s.wrong, f"turn {turn}, {end}: {s}"
-        host.start() if end == "killed" else None
+@pytest.mark.parametrize(("kind", "slots"), [("full", 4096), ("mamba", 4096), ("full", 288)])
+def test_faults_at_any_moment(host: Host, ranks: Any, kind: str, slots: int) -> None:
+    """Loads are real ones, and the moments random: no byte is wrong that SGLang uses, and no slot is lost. FAULTS says how often each fault
+    comes. A pool of 288 slots has room for little more than one request."""
+    rank, longest = ranks(kind, slots=slots, extra={"lookup_timeout": 0.2}), [0.0]
+    turns = int(os.environ.get("FAULTS", "3")) * len(FAULTS)
+    seen = {fault: Counter[str]() for fault in FAULTS}
+
+    def serve(prompts: list[list[int]], turn: int) -> None:
+        for batch in [prompts] if slots > 1000 else [[t] for t in prompts]:
+            if slots < 1000:  # pages that are being stored leave no room
+                rank.settle()
+            began = time.monotonic()
+            for s in rank.serve_all([[*t, turn] for t in batch]):
+                assert s.aborted or not s.wrong, f"turn {turn}: {s}"
+                seen[FAULTS[turn % len(FAULTS)]]["aborted" if s.aborted else "loaded" if s.loaded else "computed"] += 1
+            longest[0] = max(longest[0], time.monotonic() - began)
+
+    for turn in range(turns):
+        fault, prompts = FAULTS[turn % len(FAULTS)], [prompt(224) for _ in range(3)]
+        for t in prompts:
+            rank.serve(t)
+            rank.settle()
+        rank.forget()
+        wait_for("the stores", host.idle)
+        if fault == "damaged":
+            damage(host, random.randrange(1, 4))
+        elif fault in ("aborted", "retracted"):  # before the forward; one that is retracted comes again
+            for t in prompts[:2]:
+                request = rank.request([*t, turn])
+                rank.admit(request)
+                rank.abort(request)
+        moment = threading.Timer(random.random() / 10, host.hang) if fault in ("resumed", "killed") else None
+        if moment is not None:
+            moment.start()
+        serve(prompts if fault != "aborted" else prompts[2:], turn)
+        if moment is not None:
+            moment.join()
+            host.kill() if fault == "killed" else host.resume()
+        serve(prompts, turn)
+        if fault == "killed":
+            host.start()
         wait_for("the session", lambda: rank.linker._session() is not None)
         rank.forget()
-        assert rank.leaks() == {}
-    print(f"\n{kind}: {dict(seen)}, {dict(rank.linker.counts)}")
-    assert seen["loaded"] and len(seen) > 1, f"want loads, and hosts that ended in the middle of some: {seen}"
+        assert rank.leaks() == {}, f"turn {turn}, {fault}"
+    counted = {fault: dict(of) for fault, of in seen.items()}
+    print(f"\n{kind}, {slots} slots: {counted}, longest batch {longest[0]:.1f} s, {dict(rank.linker.counts)}")
+    assert seen["retracted"]["loaded"] and sum(of["aborted"] for of in seen.values()), f"want loads, and some that end in their middle: {counted}"
 
 
 def test_ranks_take_the_same_branch(host: Host) -> None:
