@@ -42,7 +42,7 @@ const (
 	longestWait  = time.Second            // of what is fetched, for its turn
 	askRest      = 7                      // times as long as a question took, before the next of a caller that has others waiting
 	crowdRest    = 3                      // likewise of all callers that are not of the configuration
-	callRest     = 400 * time.Microsecond // likewise after any call: what gRPC does for one takes some 100
+	callRest     = 200 * time.Microsecond // likewise after any call: what gRPC does for one takes some 100
 	pageBytes    = 4096
 )
 
