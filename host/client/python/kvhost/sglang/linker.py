@@ -25,7 +25,7 @@ from kvhost.link import Link
 from kvhost.memory import share
 from kvhost.objects import HostOptions
 from kvhost.objects.kind import KEY_BYTES
-from kvhost.pulse import PAUSE, Pulse
+from kvhost.pulse import PAUSE, Pulse, patiently
 from kvhost.session import LoadChunk, Result, Session, StoreChunk, StoreJob
 from kvhost.shape import Namespace, page_dtype
 from kvhost.sglang import identity, plugin
@@ -346,7 +346,8 @@ class KvhostLinker(UnifiedCacheLinker):
             why = f"{len(failed)} of {len(part.chunks)} pages were not delivered: {part.job.wait(0).failed[0].error}"
             names = [part.names[i] for i in failed]
             self.counts["retried pages"] += len(failed)
-            again = session.lookup(names, group=part.pool.group.id)
+            pending = session.start_lookup(names, group=part.pool.group.id)
+            again = patiently(session, pending.result, max(PAUSE, due - time.monotonic()))
             if again.hits == len(names):
                 part.job = session.load(again, [LoadChunk(n, part.chunks[i].blocks) for n, i in enumerate(failed)])
                 failed = failed_chunks(self._wait(part, session, pulse, due))

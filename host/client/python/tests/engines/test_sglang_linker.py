@@ -152,6 +152,26 @@ def test_damaged_pages_abort_their_batch_and_are_computed_when_asked_again(host:
     assert (last.aborted, last.wrong) == (False, []) and last.loaded == len(tokens) // rank.shape.page * rank.shape.page
 
 
+def test_a_second_look_for_pages_takes_no_longer_than_the_load_may(host: Host, ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, tokens, asked = ranks(extra={"load_timeout": 1.0}), prompt(160), list[float]()
+    rank.serve(tokens)
+    rank.forget()
+    wait_for("the stores", host.idle)
+    damage(host)
+    request = rank.request([*tokens, 1])
+    served = rank.admitted(request)
+
+    class Silent:
+        def result(self, seconds: float) -> Any:
+            asked.append(seconds)
+            time.sleep(seconds)
+            raise TimeoutError
+
+    monkeypatch.setattr(rank.linker._session(), "start_lookup", lambda *args, **options: Silent())
+    rank.forward([request], [served])
+    assert served.aborted and 0 < sum(asked) <= 1.25, f"want a second at most, waited {sum(asked)} s"
+
+
 def test_other_requests_of_a_batch_are_served_where_no_page_is_damaged(host: Host, ranks: Any) -> None:
     rank, prompts = ranks(), [prompt(64) for _ in range(4)]
     for t in prompts:
