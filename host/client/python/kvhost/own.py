@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import os
-import select
 import shutil
 import signal
 import stat
@@ -19,13 +18,13 @@ import subprocess
 import sysconfig
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from kvhost.errors import HostGoneError, printable
+from kvhost.process import Process
 from kvhost.wire import HOST_USER, foreign, listener, unreachable
 
 _START_SECONDS = 60.0
@@ -120,7 +119,7 @@ class OwnHost:
                 ["/bin/sh", "-c", _ORPHAN, logged, *command], env=env, start_new_session=True, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, check=True,
             ).stdout)
-        host = _Process(pid)
+        host = Process(pid)
         threading.Thread(target=_follow, args=(logged, host, self._log), name="kvhost-own", daemon=True).start()
         due = time.monotonic() + _START_SECONDS
         while unreachable(self.socket):
@@ -201,24 +200,7 @@ def _all_processors() -> Iterator[None]:
         os.sched_setaffinity(0, bound)
 
 
-class _Process:
-    """A process that is no child of this one."""
-
-    def __init__(self, pid: int) -> None:
-        self._fd = -1
-        with suppress(ProcessLookupError):
-            self._fd = os.pidfd_open(pid)
-            weakref.finalize(self, os.close, self._fd)
-
-    def ended(self) -> bool:
-        if self._fd < 0:
-            return True
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        return bool(poll.poll(0))
-
-
-def _follow(logged: Path, host: _Process, log: logging.Logger) -> None:
+def _follow(logged: Path, host: Process, log: logging.Logger) -> None:
     """Passes on what the host logs to the engine's log, until it ends."""
     with logged.open(errors="replace") as f:
         line, ended = "", False

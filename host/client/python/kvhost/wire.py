@@ -16,6 +16,7 @@ import grpc
 from kvhost.errors import OTHER_VERSION, HostError, HostGoneError, VersionError
 from kvhost.events.stream import EventStream, Position
 from kvhost.forks import Origin
+from kvhost.process import Process
 from kvhost.v1 import kvhost_pb2 as pb
 
 # A call gets every message under its id, on the receiving thread, and says whether it is complete. An exception
@@ -23,6 +24,9 @@ from kvhost.v1 import kvhost_pb2 as pb
 Call = Callable[[Any], bool]
 
 HOST_USER = "KVHOST_HOST_USER"  # numbers of users that may be the host, separated by commas
+
+#: Seconds for the end of a host's process that has begun to end. With much page-locked memory it takes some.
+_END_SECONDS = 30.0
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
@@ -38,6 +42,7 @@ class Stream:
         if why := foreign(path):
             raise HostGoneError(why)
         self.path = path
+        self._host = Process(listener(path))
         self.origin = Origin()
         self._channel = grpc.insecure_channel("unix:" + path, options=_OPTIONS)
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -71,6 +76,7 @@ class Stream:
                         self._calls.pop(m.id, None)
         except grpc.RpcError as e:
             why = self._gone(e)
+            self._host.await_end(_END_SECONDS)  # until then its GPU may write to the memory that it has mapped
         finally:
             with self._lock:
                 if self._cause is None:

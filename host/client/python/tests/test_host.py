@@ -403,3 +403,14 @@ def test_a_child_has_a_session_of_its_own(path: str, seed: bytes) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert (done.stdout, done.returncode) == ("7\n", 0), done.stderr
+
+
+def test_answers_wait_for_the_end_of_the_host(path: str, seed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a job holds is given back when nothing of the host's can write to it any more."""
+    said: list[str] = []
+    with kvhost.Session(path, "ends-" + seed.hex(), namespace()) as s:
+        monkeypatch.setattr(s._stream._host, "await_end", lambda seconds: said.append("the process has ended"))
+        s._stream._calls[1 << 40] = lambda m: said.append(type(m).__name__) or True
+        s._stream._responses.cancel()  # the connection breaks
+        assert s._stream.ended.wait(left())
+    assert said == ["the process has ended", "HostGoneError"]
