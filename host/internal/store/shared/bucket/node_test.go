@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/shared"
@@ -33,9 +35,10 @@ type item struct {
 	writing  bool
 	proposed bool
 	learned  bool // while it was proposed
+	unseen   bool // it was there, and could not be looked for since: it counts, and is not granted
 }
 
-func (i *item) grantable() bool { return i != nil && !i.proposed && i.bytes > 0 }
+func (i *item) grantable() bool { return i != nil && !i.proposed && !i.unseen && i.bytes > 0 }
 
 func modelKey(n int) (k kv.Key) {
 	k[0], k[1] = byte(n), 1
@@ -57,8 +60,8 @@ func (n *node) Learn(r *shared.Record) bool {
 	n.w.note("%s LEARNS %d %d %d", n.name, r.Op, r.Key[0], r.Bytes)
 	i := n.item(r.Key)
 	i.learned = i.proposed
-	if i.bytes == 0 {
-		i.bytes = r.Bytes
+	if i.bytes == 0 || i.unseen {
+		i.bytes, i.unseen = r.Bytes, false
 	}
 	return true
 }
@@ -80,8 +83,8 @@ func (n *node) Decide(v *shared.Victim, removed bool) {
 	if removed && !i.learned {
 		i.bytes = 0
 	} else if info, err := n.fs.Stat(keyPath(v.Key)); err == nil {
-		i.bytes = info.Allocated
-	} else if errors.Is(err, fs.ErrNotExist) {
+		i.bytes, i.unseen = info.Allocated, false
+	} else if i.unseen = !errors.Is(err, fs.ErrNotExist); !i.unseen {
 		i.bytes = 0
 	}
 	i.proposed, i.learned = false, false // not before: as in a host, nothing is granted until it has been looked for
@@ -180,12 +183,12 @@ func (n *node) see(k kv.Key) (ok bool) {
 	i := n.item(k)
 	switch {
 	case err == nil:
-		i.bytes = info.Allocated
+		i.bytes, i.unseen = info.Allocated, false
 	case !errors.Is(err, fs.ErrNotExist):
 		n.prune(k)
 		return false
 	case !i.writing:
-		i.bytes = 0
+		i.bytes, i.unseen = 0, false
 	}
 	n.prune(k)
 	return true
@@ -193,17 +196,28 @@ func (n *node) see(k kv.Key) (ok bool) {
 
 // list makes an audit.
 func (n *node) list(ticket uint64) {
-	var seen []string
-	if err := n.w.request("list", "p", func() error { seen = n.w.names("p"); return nil }); err != nil {
+	seen := map[string]staging.Info{}
+	if err := n.w.request("list", "p", func() error {
+		for _, name := range n.w.names("p") {
+			seen[name] = staging.Info{ModTime: n.w.objects["p/"+name].stored}
+		}
+		return nil
+	}); err != nil {
 		n.audited = 0
 		return
 	}
+	for k, i := range n.index {
+		if i.unseen && seen[keyPath(k)[len("p/"):]] == (staging.Info{}) {
+			i.bytes, i.unseen = 0, false
+			n.prune(k)
+		}
+	}
 	var strays []Stray
-	for _, name := range seen {
+	for _, name := range slices.Sorted(maps.Keys(seen)) {
 		var num int
 		fmt.Sscan(name, &num)
-		if i := n.index[modelKey(num)]; i == nil || i.bytes == 0 {
-			strays = append(strays, Stray{Path: "p/" + name})
+		if i := n.index[modelKey(num)]; i == nil || i.bytes == 0 || i.unseen {
+			strays = append(strays, Stray{Path: "p/" + name, Info: seen[name]})
 		}
 	}
 	n.Audited(ticket, strays)
@@ -265,11 +279,11 @@ func (n *node) put(k kv.Key) {
 	err = n.Publish(temp, keyPath(k), shared.Record{Op: shared.Published, Key: k, Bytes: bytes, Pieces: 1}, &credit)
 	switch {
 	case err == nil:
-		i.bytes = bytes
+		i.bytes, i.unseen = bytes, false
 		return
 	case errors.Is(err, fs.ErrExist): // another host was first
-		if info, err := n.fs.Stat(keyPath(k)); err == nil && i.bytes == 0 && n.index[k] == i {
-			i.bytes = info.Allocated
+		if info, err := n.fs.Stat(keyPath(k)); err == nil && (i.bytes == 0 || i.unseen) && n.index[k] == i {
+			i.bytes, i.unseen = info.Allocated, false
 		}
 	case errors.Is(err, shared.ErrDoubt):
 		return

@@ -32,9 +32,10 @@ type world struct {
 type object struct {
 	data    []byte
 	version string
-	bytes   int64  // of a piece
-	id      uint64 // of the file that it was made of
-	late    bool   // stored by a request that was under way for longer than the protocol waits
+	bytes   int64     // of a piece
+	id      uint64    // of the file that it was made of
+	stored  time.Time // to the second, as servers say it
+	late    bool      // stored by a request that was under way for longer than the protocol waits
 }
 
 func newWorld(seed uint64) *world {
@@ -174,7 +175,7 @@ func (p pieces) RenameNoReplace(temp, target string) error {
 		if w.objects[target] != nil {
 			return fs.ErrExist
 		}
-		w.set(target, &object{bytes: info.Allocated, id: info.Ino, late: w.Now-began > 2*modelLapse})
+		w.set(target, &object{bytes: info.Allocated, id: info.Ino, stored: time.Unix(int64(w.Now/time.Second), 0), late: w.Now-began > 2*modelLapse})
 		return nil
 	})
 	if err == nil {
