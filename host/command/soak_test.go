@@ -150,7 +150,7 @@ func TestSoak(t *testing.T) {
 		},
 		"attack": func(h *soakHost, n int) func() {
 			what := []string{"connections", "streams", "half messages", "buffers", "leases", "keys", "entries", "turns", "questions"}[n%9]
-			a := &attack{What: what, From: "127.0.0.3", To: at[0], Namespace: space.Digest(), Bytes: uint64(bytes), Keys: []kv.Key{bucketKey(1), bucketKey(2)}}
+			a := &attack{What: what, From: "127.0.0.3", To: at[0], Namespace: space.Digest(), Bytes: uint64(bytes), Keys: []kv.Key{bucketKey(1), bucketKey(2)}, Nothing: true}
 			return a.start(t)
 		},
 	}

@@ -352,9 +352,11 @@ func TestTurnsRest(t *testing.T) {
 					t.Errorf("%d calls of one that has others waiting, want %d", n, c.want)
 				}
 				time.Sleep(time.Second)
+				c.turns.mu.Lock()
 				if len(c.turns.of) != 0 {
 					t.Errorf("%d callers are known after all calls, want none", len(c.turns.of))
 				}
+				c.turns.mu.Unlock()
 			})
 		})
 	}

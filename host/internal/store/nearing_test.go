@@ -219,6 +219,7 @@ func TestStoreLeavesFar(t *testing.T) {
 	}
 	equal(t, "the entry is near", f.isNear(0), false)
 	f.readHalf(0)
+	f.settle()
 	f.checkAccounts()
 }
 
@@ -231,15 +232,18 @@ func TestStoreBringsAllRanksNear(t *testing.T) {
 		near, far := c.Roots[0], c.Roots[0]
 		near.Path, near.Medium, near.ForPieces, near.Capacity = "memory:", Medium{FS: memory, Traits: Memory}, true, 1<<20
 		far.Level = 1
-		c.Roots = []RootConfig{near, far}
+		c.Roots, c.Moves.Workers = []RootConfig{near, far}, 1
 	})
 	f.takeOut(0)
 	f.mustPutRanks(0, 0, 0b11)
 	must(t, f.store.Maintain(t.Context(), 0, Probe))
+	open := f.shut() // else what is looked up is copied near
 	equal(t, "root of an entry that was stored while the nearest was out", f.rootOf(0), 1)
 	must(t, f.putRank(0, 0, 0, 0b11))
 	equal(t, "root of an entry with one near piece of two", f.rootOf(0), 1)
 	must(t, f.putRank(0, 0, 1, 0b11))
 	equal(t, "root of an entry with both pieces near", f.rootOf(0), 0)
+	open()
+	f.settle()
 	f.checkAccounts()
 }
