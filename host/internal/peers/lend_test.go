@@ -352,11 +352,9 @@ func TestTurnsRest(t *testing.T) {
 					t.Errorf("%d calls of one that has others waiting, want %d", n, c.want)
 				}
 				time.Sleep(time.Second)
-				c.turns.mu.Lock()
-				if len(c.turns.of) != 0 {
-					t.Errorf("%d callers are known after all calls, want none", len(c.turns.of))
+				if n := callersOf(c.turns); n != 0 {
+					t.Errorf("%d callers are known after all calls, want none", n)
 				}
-				c.turns.mu.Unlock()
 			})
 		})
 	}
@@ -390,10 +388,16 @@ func TestTurnsOfACrowd(t *testing.T) {
 			t.Errorf("%d calls of a crowd and %d of a peer, want 45 to 54 and 25", s, p)
 		}
 		time.Sleep(10 * time.Second)
-		if len(each.of)+len(all.of) != 0 {
-			t.Errorf("%d and %d callers are known after all calls, want none", len(each.of), len(all.of))
+		if n, m := callersOf(each), callersOf(all); n+m != 0 {
+			t.Errorf("%d and %d callers are known after all calls, want none", n, m)
 		}
 	})
+}
+
+func callersOf(t *turns) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.of)
 }
 
 // TestRenew: a lease that is renewed lasts longer, and one that is over does not begin again.
