@@ -205,36 +205,35 @@ def unreachable(path: str) -> str:
 
 def foreign(path: str) -> str:
     """Why a socket's server may not have this process's memory; empty if it may, or nothing answers."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
-        s.settimeout(1.0)
-        try:
-            s.connect(path)
-        except OSError:
-            return ""
-        return _foreign(s, path)
+    found = _listening(path)
+    return _foreign(found[1], path) if found else ""
 
 
 def listener(path: str) -> int:
     """The process that has called listen on a socket, also one that is stopped; 0 if there is none."""
+    found = _listening(path)
+    return found[0] if found else 0
+
+
+def _listening(path: str) -> tuple[int, int] | None:
+    """Of what answers at a socket, its process and user."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         s.settimeout(1.0)
         try:
             s.connect(path)
         except OSError:
-            return 0
-        return _listener(s)[0]
+            return None
+        return _listener(s)
 
 
 def _listener(s: socket.socket) -> tuple[int, int]:
-    """Its process and user."""
+    """The kernel says which process has called listen, and its user."""
     pid, uid, _ = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return pid, uid & 0xFFFFFFFF
 
 
-def _foreign(s: socket.socket, path: str) -> str:
-    """The kernel says which user has called listen. Root may be the host, this process's user, who is named, and who has a directory of
-    its own where root alone makes any."""
-    _, uid = _listener(s)
+def _foreign(uid: int, path: str) -> str:
+    """Root may be the host, this process's user, who is named, and who has a directory of its own where root alone makes any."""
     if uid in (0, os.geteuid()) or str(uid) in os.environ.get(HOST_USER, "").split(",") or _given(os.path.dirname(path), uid):
         return ""
     return (
@@ -277,7 +276,7 @@ def send_descriptor(path: str, nonce: bytes, tag: int, fd: int, timeout: float) 
         s.settimeout(timeout)
         try:
             s.connect(path)
-            if why := _foreign(s, path):
+            if why := _foreign(_listener(s)[1], path):
                 raise HostGoneError(why)
             socket.send_fds(s, [nonce + struct.pack("<Q", tag)], [fd])
             (refusal,) = struct.unpack("<I", _read(s, 4))
