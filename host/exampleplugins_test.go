@@ -4,12 +4,14 @@ import (
 	"context"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/plugintest"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/replay"
 	"github.com/kvhost/kvhost/host/internal/sim"
 	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
@@ -21,7 +23,7 @@ func TestConform(t *testing.T) {
 	testenv.Slow(t)
 	for _, name := range []string{"recency", "spill", "thrift", "aligned"} {
 		t.Run(name, func(t *testing.T) {
-			r, err := plugintest.Check(t.Context(), policytest.Example(t, name), plugintest.Options{Cache: policytest.Cache(t)})
+			r, err := plugintest.Check(t.Context(), policytest.Example(t, name), plugintest.Options{Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Time: time.Hour}})
 			testenv.OK(t, err)
 			for i := range r.Findings {
 				t.Error(&r.Findings[i])

@@ -71,7 +71,8 @@ func (f *fake) Lease(_ context.Context, q *proto.LeaseRequest) (*proto.LeaseResp
 }
 func (f *fake) Return(ctx context.Context, q *proto.ReturnRequest) (*proto.ReturnResponse, error) {
 	if f.hangs.Load() {
-		<-ctx.Done()
+		<-ctx.Done() // the caller's deadline too, which the caller may see later: no answer then, either
+		return nil, status.FromContextError(ctx.Err()).Err()
 	} else if q.GetLease() != 0 {
 		f.given.Add(1)
 	}

@@ -123,7 +123,7 @@ func TestFaultyEvict(t *testing.T) {
 		{"recursion", evict.With(abi.ExportStep, "ii>I", wasmtest.I32(0), wasmtest.I32(0), wasmtest.Call(4)), abi.ExportStep, "used up its fuel"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := open(t, c.mod, Options{Fuel: sandbox.Fuel{Time: time.Hour}}) // a stack that grows under the race detector takes its time
+			m := open(t, c.mod, patient)
 			e, err := m.NewEvict(t.Context(), EvictOptions{MaxSlots: 100})
 			if err == nil {
 				_ = e.Event(abi.Event{Op: abi.OpInsert, Slot: 1})

@@ -8,10 +8,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -97,6 +99,9 @@ func roomy(role abi.Role) wasmtest.Assembly {
 	return a
 }
 
+// patient leaves it to fuel alone to end a loop, which under the race detector takes its time.
+var patient = Options{Fuel: sandbox.Fuel{Time: time.Hour}}
+
 // Each export can trap, loop for ever, or answer with a status below 0: the fault names it.
 func TestEachExportCanFail(t *testing.T) {
 	for _, e := range entries {
@@ -109,7 +114,7 @@ func TestEachExportCanFail(t *testing.T) {
 				body = wasmtest.Packed(abi.StatusInternal, 0)
 			}
 			t.Run(e.export+"/"+kind, func(t *testing.T) {
-				m, err := openBytes(t, roomy(e.role).With(e.export, sig, body).Bytes(), Options{})
+				m, err := openBytes(t, roomy(e.role).With(e.export, sig, body).Bytes(), patient)
 				testenv.OK(t, err)
 				_, err = e.enter(m)
 				var f *Fault

@@ -19,7 +19,7 @@ import (
 // An instance that runs out dies with a fault that says so and names the guest's functions; what it used is counted.
 func TestOutOfFuel(t *testing.T) {
 	m, err := Open(t.Context(), "lru", Options{
-		Dir: distDir, Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 2000, Record: 1}, SkipSelfTest: true,
+		Dir: distDir, Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 2000, Record: 1, Time: time.Hour}, SkipSelfTest: true,
 	})
 	testenv.OK(t, err)
 	defer m.Close(t.Context())

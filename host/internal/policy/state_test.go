@@ -114,7 +114,7 @@ func TestStateThatIsNotKept(t *testing.T) {
 		"status":           {save(wasmtest.Packed(-3, 0)), "status -3"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := newEvict(t, open(t, c.mod, Options{}), 10)
+			e := newEvict(t, open(t, c.mod, patient), 10)
 			_, ok, err := e.Save(64)
 			if ok || (err == nil) != (c.says == "") {
 				t.Fatal(ok, err)
@@ -231,7 +231,7 @@ func TestSelfTestRefuses(t *testing.T) {
 		"layout: nothing":         {roomy(abi.RoleLayout), "as layout"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := tried(t, c.mod, Options{})
+			err := tried(t, c.mod, patient)
 			if !errors.Is(err, ErrSelfTest) || !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "bad.wasm") {
 				t.Errorf("loading the module: got %v, want %q", err, c.says)
 			}

@@ -250,7 +250,7 @@ func frail(t *testing.T) *policy.Module {
 func openFrail(t *testing.T) *policy.Module {
 	t.Helper()
 	m, err := policy.Open(t.Context(), "lru", policy.Options{
-		Dir: policytest.Dir(t, "lru"), Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 50_000, Record: 1},
+		Dir: policytest.Dir(t, "lru"), Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 50_000, Record: 1, Time: time.Hour},
 	})
 	must(t, err)
 	return m
