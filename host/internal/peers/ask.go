@@ -19,25 +19,27 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Ask is what peers promise of what a lookup has missed.
+// Ask holds the entries that a lookup missed and that peers promise.
 type Ask struct {
 	lookup  store.LookupRequest
-	leading bool // to each peer what follows a key that it lacks is of no use
+	leading bool // the lookup needs a prefix: keys after the first missing one have no use
 	peers   []question
 }
 
-// question is what one peer is asked for.
+// question is the request to one peer.
 type question struct {
 	*Ask
 	peer *peer
 	list int
 	keys []kv.Key
-	busy bool // or gave no answer
+	busy bool // the peer was busy or did not answer
 }
 
-// Promise says which peers promise what a lookup has not found, or nil: for a run as far as they and this host have it together, else every
-// key. Hosts that keep a chunk once have a prompt's prefix in parts. It costs no message, and allocates nothing where there is no promise. What
-// was busy when it was asked before for the same lookup is left out, so that another with the same is asked.
+// Promise finds the peers that promise the missing entries of a lookup. It returns nil if there are none. For a leading lookup
+// it considers the run of keys that this host and its peers have together, since hosts that keep one copy of a chunk hold a
+// prompt's prefix in parts; for others it considers every missing key. It sends no message and allocates nothing unless there
+// is a promise. The argument before is the earlier Ask for the same lookup, or nil: peers that were busy then are left out, so
+// that others with the same entries are asked.
 func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool, before *Ask) *Ask {
 	if p == nil || q.Pin {
 		return nil
@@ -48,8 +50,8 @@ func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool
 	}
 	printer := kv.PrinterOf(q.Namespace.Digest, q.Group)
 	var a *Ask
-	var run []kv.Key // the latest keys that are promised
-	has := uint64(0) // the peers that have all of them
+	var run []kv.Key // consecutive keys that the same peers promise
+	has := uint64(0) // bitmap of the peers that promise all keys of run
 	at := 0
 	if leading {
 		at = found.Hits()
@@ -67,7 +69,7 @@ func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool
 			break
 		}
 		if a == nil {
-			if p.reads.behind() > longestWait/2 { // as much is read as may be
+			if p.reads.behind() > longestWait/2 { // reads from peers are near the bandwidth limit
 				return nil
 			}
 			a, has = &Ask{lookup: *q, leading: leading}, also
@@ -91,7 +93,8 @@ func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool
 	return a
 }
 
-// add asks a peer for keys, one that is asked already if it is among those that have them. It is false if none is to be asked for them.
+// add asks one of the given peers for a run of keys. It prefers a peer that is asked already. It returns false if none of them
+// can be asked.
 func (a *Ask) add(p *Peers, has uint64, run []kv.Key) bool {
 	if len(run) == 0 {
 		return true
@@ -102,7 +105,7 @@ func (a *Ask) add(p *Peers, has uint64, run []kv.Key) bool {
 			return true
 		}
 	}
-	rotate := int(run[0][0]) % lists // those that promise as much take turns
+	rotate := int(run[0][0]) % lists // spreads the requests over the peers that have the run
 	for has != 0 {
 		list := (bits.TrailingZeros64(bits.RotateLeft64(has, -rotate)) + rotate) % lists
 		x := p.of[list].Load()
@@ -115,15 +118,15 @@ func (a *Ask) add(p *Peers, has uint64, run []kv.Key) bool {
 	return false
 }
 
-// rests says that the peer is not asked just now, because it has lent nothing for long.
+// rests reports whether the peer is not asked for now because its last answers brought nothing.
 func (x *peer) rests() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.vain >= mostVain && time.Now().Before(x.again)
 }
 
-// answered follows an ask that has brought something, or nothing. Who is busy again and again, or promises what it has not, costs lookups a round
-// trip each, so it is asked less and less often.
+// answered records whether a request brought entries. A peer that is busy again and again, or that promises entries it does not
+// have, costs each lookup a round trip. Such a peer is asked less and less often.
 func (x *peer) answered(some, busy bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -148,7 +151,7 @@ func (x *peer) isApart(namespace kv.Digest, group uint32) bool {
 	return x.apart[apartKey{namespace, group}]
 }
 
-// busy is the lists of peers that were, after Run.
+// busy returns the lists of the peers that were busy during Run, as a bitmap.
 func (a *Ask) busy() (lists uint64) {
 	if a != nil {
 		for i := range a.peers {
@@ -160,7 +163,8 @@ func (a *Ask) busy() (lists uint64) {
 	return lists
 }
 
-// Run asks the peers for leases within the deadline, at once, and enters what they lend. It says whether there is more to be found now.
+// Run asks the peers for leases in parallel, within the deadline, and enters the loans into the store. It reports whether a
+// repeated lookup would find more.
 func (a *Ask) Run(ctx context.Context) bool {
 	var more atomic.Bool
 	var others sync.WaitGroup
@@ -182,7 +186,7 @@ func (a *question) ask(ctx context.Context) bool {
 	select {
 	case x.asks <- struct{}{}:
 		defer func() { <-x.asks }()
-	default: // it has enough to answer
+	default: // the peer has asksAtOnce requests to answer
 		a.busy = true
 		return false
 	}
@@ -192,10 +196,10 @@ func (a *question) ask(ctx context.Context) bool {
 	switch {
 	case err == nil:
 		x.worked(asking)
-	case ctx.Err() != nil || x.run.Err() != nil: // this host has ended it
+	case ctx.Err() != nil || x.run.Err() != nil: // this host cancelled the request
 	case errors.Is(err, ErrMessage):
 		x.accuse("a peer's answer cannot be true", err)
-	case status.Code(err) != codes.ResourceExhausted: // that says it is busy
+	case status.Code(err) != codes.ResourceExhausted: // ResourceExhausted only says that the peer is busy
 		x.failed(asking, err)
 	}
 	x.answered(n > 0, a.busy || err != nil)
@@ -206,7 +210,8 @@ func (a *question) ask(ctx context.Context) bool {
 	return n > 0
 }
 
-// borrow enters what the peer lends, and returns how much that is: what another lookup has borrowed since is there too.
+// borrow requests a lease and enters the lent entries into the store. It returns the number of lent entries, including those
+// that another lookup has borrowed since.
 func (a *question) borrow(ctx context.Context, since time.Time) (n int, err error) {
 	x, p := a.peer, a.peer.owner
 	client, err := x.client(false)
@@ -265,7 +270,7 @@ func (a *question) borrow(ctx context.Context, since time.Time) (n int, err erro
 	l.entries = marks
 	x.giving.Unlock()
 	x.mu.Lock()
-	x.loans = append(x.loans, l) // tidy gives back what has no entry
+	x.loans = append(x.loans, l) // tidy returns the lease if no entry was entered
 	here := x.state == Here
 	x.mu.Unlock()
 	if !here {
@@ -274,12 +279,12 @@ func (a *question) borrow(ctx context.Context, since time.Time) (n int, err erro
 	return len(index), err
 }
 
-// soundSize says whether a piece's file may have so many bytes.
+// soundSize reports whether n is a possible size of a piece's file.
 func soundSize(n uint64, class *catalog.Class) bool {
 	return n > pageBytes && n%pageBytes == 0 && class != nil && n <= uint64(class.Bound())
 }
 
-// strike takes promises out of the table that were not kept.
+// strike removes the promises of keys that the peer did not lend from the table.
 func (a *question) strike(given []bool) {
 	printer := kv.PrinterOf(a.lookup.Namespace.Digest, a.lookup.Group)
 	for i, ok := range given {
@@ -288,7 +293,7 @@ func (a *question) strike(given []bool) {
 		}
 		a.peer.count.struck.Add(1)
 		a.peer.owner.table.remove(printer.Print(&a.keys[i]), a.list)
-		if a.leading { // what follows was not looked at
+		if a.leading { // the lender did not look at the keys after the first missing one
 			return
 		}
 	}

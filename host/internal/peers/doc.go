@@ -1,40 +1,48 @@
-// Package peers lets hosts lend each other what they hold: a prompt's prefix that lies on the node next door is a hit here.
+// Package peers lets hosts lend each other their cache entries, so that a prompt's prefix on a neighbouring node is a hit on
+// this one.
 //
-// Each host tells the others the fingerprints of its resident entries, all at first and then what changes, so a [Table] in memory says who
-// has what. Where a lookup misses, the table is asked, which costs no message. Only if peers promise something are they asked for
-// leases of it, all at once and within a deadline, and the lookup made again. What is lent are entries of one more root, behind all others, with a file
-// system ([FS]) that reads from the lenders. So verification, layer-wise loads, promotion to nearer levels and the handling of failures are
-// those of every root. When a lease has ended, its entries leave the index.
+// # How it works
 //
-// A peer answers only for its own roots, and not for those in buckets, which others reach as soon themselves. Nothing is asked on
-// another's behalf, so there are no loops. A namespace is named by its digest, and a private tenant's namespace has a digest no other has.
+// Each host streams the fingerprints of its resident entries to the others: first all of them, then every change. A [Table] in
+// memory records which peers have which entry, so a lookup that misses needs no message to learn whether a peer can help. Only
+// if the table has a promise are the peers asked for leases, all at once and within one deadline, and the lookup is repeated.
 //
-// Hosts keep a chunk once. What is lent is a touch for the lender's policy and is not copied to the last level; what the last level evicts, and
-// no other host has, is offered to the peer that takes longest to replace what it holds, which fetches it if it likes.
+// Borrowed entries belong to one more root of the store, behind all others. Its file system ([FS]) reads each piece from its
+// lender. Verification, layer-wise loads, promotion to nearer levels and the handling of failures are therefore the same as for
+// every other root. When a lease ends, its entries leave the index.
 //
-// Where both hosts have NIXL and UCX a way between them, the bytes of loads are read from the lender's memory: the agent's metadata comes with
-// the residents, Place says where a piece is, and the rest is a READ of package gds/nixl. Such a READ cannot be stopped. When it is given up, or has
-// failed, the error says that its destination is in use ([staging.Held]), the slot waits for its end, and the peer is read by gRPC.
+// A peer answers only for its own roots. Roots in buckets are excluded, because the other hosts reach the bucket just as fast.
+// A host never asks a third host on behalf of a peer, so requests cannot loop. Namespaces are named by digest, and the digest
+// of a private tenant's namespace is unique to that tenant.
 //
-// What a peer can do at worst:
+// The hosts together aim to keep one copy of a chunk. A loan counts as a use for the lender's eviction policy, and a borrowed
+// entry is not copied to the last level. When the last level evicts an entry that no other host has, the entry is offered to
+// the peer with the slowest turnover, which fetches it if it wants it.
 //
-//   - One that is dead, or was never there, costs nothing: its stream has broken, and what it promised does not count.
-//   - One that does not answer costs a lookup the deadline, and a load [stall], or what one read may take if it sends a little now and
-//     then. After [mostFailures] in a row, or one such load, it is left alone, for a time that doubles up to [longestPause], and its loans are forgotten.
-//   - A promise that it does not keep costs a round trip for each key, once, and is struck out.
-//   - One whose bytes are not what was stored costs the load: they are verified like those of a disk before one reaches a page. The peer is
-//     blamed: named in the log, counted, and left alone for [longestPause]. The entry is a miss.
-//   - One that is offered an entry and does not answer costs a worker of the moves [offerTime], and one that offers what it does not send the same.
-//     Neither a store nor a load waits for it. What is offered in its name from another address is no fault of that peer.
-//   - One that says what cannot be, such as a piece larger than twice what the namespace's geometry gives, or a lease of no time, is blamed at once.
-//   - One that sends no bytes costs the load, and where it says so the entry is a miss. A CANCELED of its own is a failure as any other.
-//     Answers to asks do not make up for reads.
-//   - One that lends nothing for long is asked less and less often: from [firstRest] to [longestRest].
-//   - One that sends more than it was asked for is cut off. Fingerprints beyond [mostTable] bytes are not kept, and the last quarter of
-//     them is not for a peer that has told more than the others.
+// If both hosts have NIXL, and UCX finds a transport between them, loads read from the lender's memory. The stream of residents
+// carries the metadata of the lender's agent, the Place call returns the address of a piece, and package gds/nixl issues the
+// READ. A READ cannot be cancelled. If one is abandoned or fails, its error says that the destination is still in use
+// ([staging.Held]), the slot is kept until the READ ends, and the peer is read by gRPC.
 //
-// Each side moves at most so many bytes a second. The serving side holds at most [mostLent] leases of [mostLentKeys] keys together, of
-// which a caller has at most as many as it leaves ([shares]), and pins at most half of a root, likewise. Connections are charged for the memory that
-// they have it hold. A request for more is refused before anything is promised, and the caller keeps what it knows. A loan that is in use
-// when half of its time is over is renewed. A connection ends when nothing that counts has signed its certificate.
+// # Peers that misbehave
+//
+// The list below gives the most harm that a peer can do.
+//
+//   - A peer that is dead or was never there costs nothing: its stream is broken, so its promises do not count.
+//   - A peer that does not answer costs a lookup its deadline. It costs a load the time [stall], or the whole budget of a read if it sends a few bytes now and then. After [mostFailures] failures in a row, or after one such load, the peer is left alone for a time that doubles up to [longestPause], and its loans are dropped.
+//   - A broken promise costs one round trip for each key and is then removed from the table.
+//   - Wrong bytes cost the load. They are verified before they reach a page, as bytes from a disk are. The peer is named in the log, counted, and left alone for [longestPause]. The entry is a miss.
+//   - A peer that is offered an entry and does not answer occupies one worker of the moves for [offerTime], and so does a peer that offers an entry and does not send it. Neither a store nor a load waits for that worker. An offer in a peer's name from another address is not held against that peer.
+//   - An impossible value is held against the peer at once. Examples are a piece larger than twice the size that the namespace's geometry gives, and a lease of no duration.
+//   - A peer that sends no bytes costs the load. If it reports an error, the entry is a miss. The status CANCELED from a peer counts as a failure like any other. Good answers to lease requests do not make up for failed reads.
+//   - A peer that lends nothing for long is asked less and less often: the interval grows from [firstRest] to [longestRest].
+//   - A peer that sends more bytes than requested is cut off. Fingerprints beyond [mostTable] bytes are not kept, and the last quarter of the table is closed to a peer that has announced more than its equal part.
+//
+// # Limits
+//
+// Each side moves a bounded number of bytes a second. The lender has at most [mostLent] leases with [mostLentKeys] keys in
+// total. A caller's part of them is bounded by [shares], and so is its part of the entries that leases pin, which are at most
+// half of a root. Connections are charged for the memory that they occupy. A request beyond a limit is refused before anything
+// is promised, and the caller keeps its knowledge of the peer. A loan still in use after half of its time is renewed. A
+// connection is closed once its certificate is no longer signed by a trusted authority.
 package peers

@@ -13,20 +13,21 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Path begins the names of the files of an [FS].
+// Path is the prefix of the file names of an [FS].
 const Path = "peers:"
 
-// ownFiles is the memory for what a store keeps in a root for itself, namespaces above all. It is allocated as it is used.
+// ownFiles is the size in bytes of the memory for the store's own files in this root, mostly namespaces. The memory is
+// allocated on use.
 const ownFiles = 64 << 20
 
-// Capacity is the most bytes that may be borrowed at a time.
+// Capacity is the most bytes that can be borrowed at a time.
 const Capacity = 1 << 40
 
-// MostEntries is the most entries that may be borrowed at a time.
+// MostEntries is the most entries that can be borrowed at a time.
 const MostEntries = 1 << 17
 
-// FS is the file system of a root of what peers lend: pieces are read from their lenders, and what a store keeps for itself is in memory.
-// Each ReadAt is one call of Fetch.
+// FS is the file system of the root of borrowed entries. Pieces are read from their lenders, and the store's own files are in
+// memory. Each ReadAt of a piece is one Fetch call or one series of NIXL reads.
 type FS struct {
 	*memfs.FS
 	dev uint64
@@ -36,16 +37,16 @@ type FS struct {
 	number uint64
 }
 
-// piece is a file that is lent.
+// piece is a borrowed file.
 type piece struct {
 	loan  *loan
 	entry uint32
-	print uint64 // the entry's fingerprint; 0 of what is offered
+	print uint64 // fingerprint of the entry; 0 if the piece was offered by a peer
 	rank  uint32
 	bytes int64
 	ino   uint64
 
-	placed atomic.Pointer[spot] // nil: it is not known to be in its lender's memory
+	placed atomic.Pointer[spot] // address in the lender's memory; nil if unknown
 }
 
 func newFS() (*FS, error) {
@@ -72,10 +73,11 @@ func (f *FS) add(name string, p *piece) {
 
 func pathError(op, name string, err error) error { return &fs.PathError{Op: op, Path: name, Err: err} }
 
-// Device is that of all names: see [staging.OpenDirect], which would ask for it otherwise.
+// Device returns the same device number for all names. Without this method, [staging.OpenDirect] would look for the device of a
+// real directory.
 func (f *FS) Device(string) (uint64, error) { return f.dev, nil }
 
-// OpenFile implements [staging.FS]. A piece is opened without a message.
+// OpenFile implements [staging.FS]. Opening a piece sends no message.
 func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
 	p := f.piece(name)
 	switch {
@@ -97,7 +99,7 @@ func (f *FS) Stat(name string) (staging.Info, error) {
 	return f.FS.Stat(name)
 }
 
-// Remove implements [staging.FS]: a piece is forgotten.
+// Remove implements [staging.FS]. Removing a piece only forgets it: the lender's file stays.
 func (f *FS) Remove(name string) error {
 	f.mu.Lock()
 	_, is := f.pieces[name]
@@ -109,7 +111,7 @@ func (f *FS) Remove(name string) error {
 	return f.FS.Remove(name)
 }
 
-// Statfs implements [staging.FS]: what is borrowed takes no room here.
+// Statfs implements [staging.FS]. It reports ample space, because borrowed pieces occupy no space here.
 func (f *FS) Statfs(name string) (staging.Space, error) {
 	s, err := f.FS.Statfs(name)
 	s.Total, s.Free, s.Available = 2*Capacity, 2*Capacity, 2*Capacity
@@ -120,7 +122,7 @@ func (p *piece) info(dev uint64) staging.Info {
 	return staging.Info{Size: p.bytes, Allocated: p.bytes, Dev: dev, Ino: p.ino, Links: 1, Owner: uint32(os.Geteuid()), Mode: 0o400}
 }
 
-// file is a piece that is open.
+// file is an open piece.
 type file struct {
 	name  string
 	piece *piece
@@ -170,7 +172,7 @@ func (f *file) Close() error {
 	return nil
 }
 
-// What is read only cannot be written.
+// The following methods make a piece read-only.
 
 func (f *file) WriteAt([]byte, int64) (int, error) { return 0, pathError("write", f.name, unix.EBADF) }
 func (f *file) Allocate(int64) error               { return pathError("allocate", f.name, unix.EBADF) }

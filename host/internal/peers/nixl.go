@@ -21,35 +21,36 @@ import (
 )
 
 const (
-	mostReads    = 16 // under way at a time: each has its destination until it ends
-	mostOfOne    = 8  // of them from one peer, so that one which stops leaves some to others
+	mostReads    = 16 // READs under way at a time; each occupies its destination until it ends
+	mostOfOne    = 8  // READs under way from one peer, so that a peer that stops leaves some to others
 	placeWait    = stall / 4
 	mostWorkers  = 4
-	mostMetadata = 1 << 20                // bytes of what a peer says of its agent: some hundred for each registration
-	nixlPause    = 5 * time.Minute        // at most, after a READ that failed: UCX may have no way to that peer
-	polls        = 4                      // of a READ in a row, before each waits
-	pollEvery    = 100 * time.Microsecond // then, and
-	lookEvery    = 50 * time.Millisecond  // once it was given up
-	// afterError is how long the destination of a READ that failed is kept. UCX reports the failure of a connection once its requests are
-	// over, and NIXL that of one request of a READ without a look at the others.
+	mostMetadata = 1 << 20                // bytes of an agent's metadata; a registration takes a few hundred
+	nixlPause    = 5 * time.Minute        // longest pause after a failed READ: UCX may have no transport to that peer
+	polls        = 4                      // times that a READ is polled without a sleep
+	pollEvery    = 100 * time.Microsecond // interval of the following polls
+	lookEvery    = 50 * time.Millisecond  // interval of polls after the READ was abandoned
+	// afterError is the time for which the destination of a failed READ is kept. NIXL reports the failure of the first request
+	// of a READ, while other requests may still be under way. UCX reports the failure of a connection only after its requests
+	// have ended.
 	afterError = time.Second
 )
 
-// What is read to prove that a peer's memory can be, and how fast.
+// Limits of the test read that proves that a peer's memory can be read, and measures the speed.
 const (
 	triedBytes = 1 << 20
 	triedReads = 8
 	triedIn    = 5 * time.Second
 )
 
-// nixlWay reads bytes from the memory of peers, and lets them read from this host's.
+// nixlWay reads from the memory of peers by NIXL, and registers this host's memory for their reads.
 type nixlWay struct {
 	lib   *nixl.Library
 	agent *nixl.Agent
 	log   *slog.Logger
 
-	places chan struct{} // one for each READ that has not ended
-	stuck  atomic.Int64  // READs that were given up, and have not ended
+	places chan struct{} // one element for each READ that has not ended
+	stuck  atomic.Int64  // READs that were abandoned and have not ended
 	held   sync.WaitGroup
 	over   chan struct{} // closed with the agent
 	proof  *staging.Mapping
@@ -59,17 +60,17 @@ type nixlWay struct {
 	closed  bool
 }
 
-// remote is the agent of a peer.
+// remote is the NIXL agent of a peer.
 type remote struct {
 	name     string
 	metadata []byte
-	wanted   bool // the peer is there
-	proven   bool // its memory was read; what it was is not known any more after a READ has failed
-	proving  bool // that is being found out
+	wanted   bool // the peer is connected
+	proven   bool // a test read succeeded, and no READ has failed since
+	proving  bool // a test read is under way
 	places   chan struct{}
-	reads    int       // that have not ended
-	stuck    int       // of them, given up: a peer that has one is read by gRPC
-	until    time.Time // before that it is not proven again
+	reads    int       // READs that have not ended
+	stuck    int       // the part of reads that was abandoned; while there is one, the peer is read by gRPC
+	until    time.Time // time before which no new test read is made
 	pause    time.Duration
 }
 
@@ -90,7 +91,7 @@ func newWay(path string, self [16]byte, log *slog.Logger) (_ *nixlWay, err error
 	return w, nil
 }
 
-// close ends all READs.
+// close closes the agent, which ends all READs, and unmaps the test buffer.
 func (w *nixlWay) close() error {
 	if w == nil {
 		return nil
@@ -107,7 +108,7 @@ func (w *nixlWay) close() error {
 	return err
 }
 
-// learn takes in what a peer says of its agent, all of it each time.
+// learn stores the metadata of a peer's agent. A message always carries the whole metadata.
 func (w *nixlWay) learn(name string, metadata []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,7 +130,7 @@ func (w *nixlWay) loadMore(r *remote) {
 	}
 }
 
-// drop follows the end of a peer.
+// drop notes that a peer has disconnected.
 func (w *nixlWay) drop(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -139,15 +140,15 @@ func (w *nixlWay) drop(name string) {
 	}
 }
 
-// forget has the agent forget a peer that is not there, when its last READ has ended. The lock is held.
+// forget removes a disconnected peer from the agent after its last READ has ended. The lock must be held.
 func (w *nixlWay) forget(r *remote) {
 	if !r.wanted && r.reads == 0 && !r.proving {
 		delete(w.remotes, r.name)
-		_ = w.agent.Forget(r.name) // NIXL may have forgotten it by itself
+		_ = w.agent.Forget(r.name) // NIXL may have removed it already
 	}
 }
 
-// prove finds out, in the background, whether a peer can be read, if that is not known and time to.
+// prove starts a test read in the background, unless the result is known, a test is under way, or it is too early for another.
 func (w *nixlWay) prove(x *peer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -163,7 +164,7 @@ func (w *nixlWay) prove(x *peer) {
 }
 
 func (w *nixlWay) proveBy(ctx context.Context, client proto.PeerServiceClient, r *remote, metadata []byte) {
-	_ = w.agent.Forget(r.name) // the connection may be broken
+	_ = w.agent.Forget(r.name) // a connection that is left from before may be broken
 	speed, err := w.measure(ctx, client, r, metadata)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -171,7 +172,7 @@ func (w *nixlWay) proveBy(ctx context.Context, client proto.PeerServiceClient, r
 	switch {
 	case err == nil:
 		r.proven = true
-		if !slices.Equal(metadata, r.metadata) { // there is more by now
+		if !slices.Equal(metadata, r.metadata) { // new metadata has arrived during the test
 			w.loadMore(r)
 		}
 		w.log.Info("a peer is read by NIXL", "agent", r.name, "bytes_per_second", int64(speed))
@@ -181,7 +182,7 @@ func (w *nixlWay) proveBy(ctx context.Context, client proto.PeerServiceClient, r
 	w.forget(r)
 }
 
-// measure reads a slot of a peer, several times. The best speed is what the way can do.
+// measure reads a slot of a peer several times and returns the best speed in bytes a second.
 func (w *nixlWay) measure(ctx context.Context, client proto.PeerServiceClient, r *remote, metadata []byte) (best float64, err error) {
 	ctx, stop := context.WithTimeout(ctx, triedIn)
 	defer stop()
@@ -192,7 +193,7 @@ func (w *nixlWay) measure(ctx context.Context, client proto.PeerServiceClient, r
 	if err != nil {
 		return 0, errors.New(status.Convert(err).Message())
 	}
-	defer func() { _, _ = client.Return(ctx, &proto.ReturnRequest{Done: []uint64{m.GetSlot()}}) }() // it ends by itself
+	defer func() { _, _ = client.Return(ctx, &proto.ReturnRequest{Done: []uint64{m.GetSlot()}}) }() // the slot ends by itself if this call fails
 	parts, n, err := partsOf(m, triedBytes)
 	if err != nil {
 		return 0, err
@@ -205,7 +206,7 @@ func (w *nixlWay) measure(ctx context.Context, client proto.PeerServiceClient, r
 		}
 		if err := await(ctx, read); err != nil {
 			w.mu.Lock()
-			r.reads++ // it may go on to write: no one has use for the bytes, but it is known until it ends
+			r.reads++ // the READ may still write to the test buffer, where it does no harm; the peer is kept until it ends
 			w.mu.Unlock()
 			w.settleLater(func() {
 				w.settle(read)
@@ -218,7 +219,8 @@ func (w *nixlWay) measure(ctx context.Context, client proto.PeerServiceClient, r
 	return best, nil
 }
 
-// begin takes a place for a READ from a peer. It is nil where the peer is to be read by gRPC; has says whether it has NIXL at all.
+// begin reserves a place for a READ from a peer. It returns nil if the peer is to be read by gRPC; has reports whether the peer
+// has NIXL at all.
 func (w *nixlWay) begin(ctx context.Context, name string) (r *remote, has bool) {
 	w.mu.Lock()
 	r = w.remotes[name]
@@ -238,7 +240,7 @@ func (w *nixlWay) begin(ctx context.Context, name string) (r *remote, has bool) 
 	return nil, true
 }
 
-// take takes a place, if there is one soon enough for the bytes to come by gRPC otherwise.
+// take takes a place. It waits for at most placeWait, so that there is enough time left to fetch the bytes by gRPC.
 func take(ctx context.Context, places chan struct{}) bool {
 	select {
 	case places <- struct{}{}:
@@ -256,7 +258,7 @@ func take(ctx context.Context, places chan struct{}) bool {
 	return false
 }
 
-// end gives the places back.
+// end returns the places of a READ.
 func (w *nixlWay) end(r *remote) {
 	<-w.places
 	<-r.places
@@ -270,7 +272,7 @@ func (w *nixlWay) leave(r *remote) {
 	w.forget(r)
 }
 
-// doubt has a peer read by gRPC until its memory has been read again.
+// doubt has a peer read by gRPC until the next successful test read.
 func (w *nixlWay) doubt(r *remote, cause error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -295,7 +297,7 @@ func (w *nixlWay) doubtful(r *remote, cause error) {
 	w.log.Warn("a peer is read by gRPC instead of NIXL", "agent", r.name, "for", r.pause, "error", cause)
 }
 
-// heldError is the error of a READ that may still write to its destination. It is a [staging.Held].
+// heldError is the error of a READ that may still write to its destination. It implements [staging.Held].
 type heldError struct {
 	error
 	ended chan struct{}
@@ -304,7 +306,7 @@ type heldError struct {
 func (e *heldError) Unwrap() error          { return e.error }
 func (e *heldError) Ended() <-chan struct{} { return e.ended }
 
-// hold keeps a READ that was given up, or has failed, with its place, until nothing can come of it any more.
+// hold keeps an abandoned or failed READ, and its places, until the READ can no longer write.
 func (w *nixlWay) hold(r *remote, read *nixl.Read, cause error) error {
 	w.stuck.Add(1)
 	w.mu.Lock()
@@ -323,7 +325,7 @@ func (w *nixlWay) hold(r *remote, read *nixl.Read, cause error) error {
 	return e
 }
 
-// settleLater runs what settles a READ until the agent is closed, or at once if it is.
+// settleLater runs a function in the background, which close waits for. If the agent is closed, it runs the function at once.
 func (w *nixlWay) settleLater(run func()) {
 	w.mu.Lock()
 	closed := w.closed
@@ -336,7 +338,7 @@ func (w *nixlWay) settleLater(run func()) {
 	}
 }
 
-// settle waits until nothing can come of a READ any more.
+// settle waits until a READ can no longer write to its destination.
 func (w *nixlWay) settle(read *nixl.Read) {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
@@ -360,13 +362,13 @@ func (w *nixlWay) settle(read *nixl.Read) {
 	}
 }
 
-// spot is where a peer has a piece in its memory.
+// spot is the address of a piece in a peer's memory.
 type spot struct {
 	parts []nixl.Part
-	left  atomic.Int64 // bytes that may be read before it is asked again
+	left  atomic.Int64 // bytes that may be read before the peer is asked again, so that it can count and limit them
 }
 
-// from are the parts of n bytes from an offset.
+// from returns the parts for n bytes from an offset.
 func from(parts []nixl.Part, off, n int64) (list []nixl.Part) {
 	for _, p := range parts {
 		if skip := min(off, p.Bytes); skip < p.Bytes && n > 0 {
@@ -380,7 +382,7 @@ func from(parts []nixl.Part, off, n int64) (list []nixl.Part) {
 	return list
 }
 
-// readByNIXL reads bytes of a piece, unless it says that nothing was done: then they are to be fetched.
+// readByNIXL reads bytes of a piece. If did is false, nothing was read and the caller fetches the bytes by gRPC.
 func (p *piece) readByNIXL(ctx context.Context, dst []byte, off int64, heard func()) (did bool, err error) {
 	x := p.loan.peer
 	w := x.owner.nixl
@@ -394,7 +396,7 @@ func (p *piece) readByNIXL(ctx context.Context, dst []byte, off int64, heard fun
 		}
 		return false, nil
 	}
-	kept := false // by hold
+	kept := false // hold has taken over the places
 	defer func() {
 		if !kept {
 			w.end(r)
@@ -417,7 +419,7 @@ func (p *piece) readByNIXL(ctx context.Context, dst []byte, off int64, heard fun
 			n += parts[i].Bytes
 		}
 		read, err := w.agent.Read(dst[:n], r.name, parts)
-		if err != nil { // it does not have that memory, or the connection is gone; nothing was begun
+		if err != nil { // the peer has unregistered the memory, or the connection is broken; the READ has not begun
 			w.doubt(r, err)
 			return false, err
 		}
@@ -439,7 +441,7 @@ func (p *piece) readByNIXL(ctx context.Context, dst []byte, off int64, heard fun
 	return true, nil
 }
 
-// await asks for the end of a READ. Where the processor copies, it is the asking that does.
+// await polls a READ until it ends. On transports where the processor copies the bytes, the polling does the copying.
 func await(ctx context.Context, read *nixl.Read) error {
 	for n := 0; ; n++ {
 		if done, err := read.Done(); done {
@@ -456,7 +458,7 @@ func await(ctx context.Context, read *nixl.Read) error {
 	}
 }
 
-// place is where the peer has bytes of the piece. In a slot these may be the first of what is asked for.
+// place returns the address of bytes in the peer's memory. If they are in a slot, it may cover only the first of them.
 func (p *piece) place(ctx context.Context, off, n int64) (parts []nixl.Part, slot uint64, err error) {
 	if at := p.placed.Load(); at != nil && at.left.Add(-n) >= 0 {
 		return from(at.parts, off, n), 0, nil
@@ -490,7 +492,7 @@ func (p *piece) place(ctx context.Context, off, n int64) (parts []nixl.Part, slo
 	return from(parts, off, n), 0, nil
 }
 
-// partsOf are the parts of an answer, which together have at most so many bytes.
+// partsOf returns the parts of an answer and their sum. It refuses more than most bytes.
 func partsOf(m *proto.PlaceResponse, most int64) (parts []nixl.Part, sum int64, err error) {
 	for _, p := range m.GetParts() {
 		if p.GetBytes() == 0 || p.GetBytes() > uint64(most-sum) {
@@ -504,7 +506,7 @@ func partsOf(m *proto.PlaceResponse, most int64) (parts []nixl.Part, sum int64, 
 	return parts, sum, nil
 }
 
-// agent is the name of the peer's, empty where it has none.
+// agent returns the name of the peer's NIXL agent, or an empty string if it has none.
 func (x *peer) agent() string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -514,14 +516,14 @@ func (x *peer) agent() string {
 	return hex.EncodeToString(x.host[:])
 }
 
-// spend notes a slot of the peer that is not needed any more.
+// spend notes a slot of the peer that this host has finished reading.
 func (x *peer) spend(slot uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.slots = append(x.slots, slot)
 }
 
-// spent takes what was noted, to tell the peer.
+// spent takes the noted slots, to tell the peer.
 func (x *peer) spent() (list []uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -529,7 +531,7 @@ func (x *peer) spent() (list []uint64) {
 	return list
 }
 
-// pinner registers memory with the agent. Memory that cannot be registered is read by gRPC.
+// pinner registers memory with the agent. A failure is only logged: peers read that memory by gRPC.
 type pinner struct{ *nixlWay }
 
 func (p pinner) Register(mem []byte) error {
@@ -546,7 +548,8 @@ func (p pinner) Unregister(mem []byte) error {
 	return p.agent.Unregister(mem)
 }
 
-// Pinners register memory in which this host has pieces, or reads them to: with NIXL, if there is one. They refuse nothing.
+// Pinners returns the registrations for memory that holds pieces or receives them. It is empty without NIXL. They never return
+// an error for a registration.
 func (p *Peers) Pinners() []staging.Pinner {
 	if p == nil || p.nixl == nil {
 		return nil

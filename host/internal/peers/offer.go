@@ -18,16 +18,17 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Hosts fill unevenly. What one that replaces its content soon evicts, and no other has, is offered to the one that takes longest, once: the
-// N-chance forwarding of Dahlin et al., Cooperative Caching (OSDI 1994), to a host that is chosen. The peer fetches what it likes to have,
-// so it is never more than it can take.
+// Hosts fill unevenly. When a host with a fast turnover evicts an entry that no other host has, it offers the entry once to the
+// host with the slowest turnover. This is N-chance forwarding (Dahlin et al., Cooperative Caching, OSDI 1994) to a chosen host
+// instead of a random one. The chosen peer fetches the entries that it wants, so an offer never overloads it.
 
 const (
-	offerTime = 5 * time.Second // until an offer is dropped; in half of it the peer says whether it takes it
-	mostTakes = 8               // offers that are taken at once
+	offerTime = 5 * time.Second // deadline of an offer; the peer has half of it to answer
+	mostTakes = 8               // offers that this host takes at once
 )
 
-// turnover is this host's in milliseconds, as it is told; 0: it takes no offers.
+// turnover returns the time in which this host replaces its content, in milliseconds, as announced to peers. It is 0 if this
+// host takes no offers.
 func (p *Peers) turnover() uint64 {
 	if p.lending != nil {
 		if t := p.store.Turnover(); t > 0 {
@@ -37,12 +38,12 @@ func (p *Peers) turnover() uint64 {
 	return 0
 }
 
-// turnoverOf is the inverse of turnover.
+// turnoverOf converts the result of turnover to a duration.
 func turnoverOf(ms uint64) time.Duration {
 	return time.Duration(min(ms, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
 }
 
-// chooseTaker chooses who is offered what is evicted here.
+// chooseTaker chooses the peer that gets the offers of entries evicted here.
 func (p *Peers) chooseTaker(list []*peer) {
 	own := p.turnover()
 	if own == 0 {
@@ -106,7 +107,7 @@ func (p *Peers) Offer(ctx context.Context, o *store.Offer) error {
 	return nil
 }
 
-// Offer implements the service.
+// Offer implements [proto.PeerServiceServer].
 func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.OfferResponse, error) {
 	if len(q.GetHost()) != len(s.owner.self) || len(q.GetNamespaceDigest()) != len(kv.Digest{}) || len(q.GetKey()) != kv.KeyBytes ||
 		q.GetRanks() == 0 || len(q.GetBytes()) != bits.OnesCount64(q.GetRanks()) {
@@ -114,7 +115,7 @@ func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.Offer
 	}
 	entry := store.LentEntry{Key: kv.Key(q.GetKey())}
 	class := s.owner.store.ClassOf(kv.Digest(q.GetNamespaceDigest()), q.GetGroup())
-	if class == nil { // of no engine here
+	if class == nil { // no engine of this host has used the namespace
 		return &proto.OfferResponse{}, nil
 	}
 	for _, n := range q.GetBytes() {
@@ -134,7 +135,7 @@ func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.Offer
 	}
 	l := &loan{peer: x, lease: q.GetLease(), namespace: kv.Digest(q.GetNamespaceDigest()), group: q.GetGroup()}
 	l.hearsay = addressOf(ctx) != hostOf(x.addr)
-	ctx, stop := context.WithTimeout(ctx, s.owner.patience/2) // who hears nothing takes this host for one that is dead
+	ctx, stop := context.WithTimeout(ctx, s.owner.patience/2) // the peer takes a host that does not answer for dead
 	defer stop()
 	took := s.owner.store.Take(ctx, l.namespace, &store.Loan{Group: l.group, Tenant: q.GetTenant(), Ranks: q.GetRanks(),
 		Entries: []store.LentEntry{entry}, Name: func(_ int, rank uint32, bytes int64, name string) {
@@ -146,7 +147,7 @@ func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.Offer
 	return &proto.OfferResponse{Taken: took}, nil
 }
 
-// named is the peer that is this run of a host, if it is there.
+// named returns the peer with a host id, or nil if it is not connected. A host draws a new id at each start.
 func (p *Peers) named(host [16]byte) *peer {
 	for _, x := range p.all() {
 		x.mu.Lock()

@@ -10,19 +10,20 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// parted is a FetchResponse that is read to where its bytes are wanted. The generated code would allocate, and copy once more.
+// parted is a FetchResponse that is decoded straight into its destination. The generated code would allocate the bytes and copy
+// them once more.
 type parted struct {
-	dst  []byte // the bytes that are still wanted
-	have int    // of them were in the message
-	bad  error  // what was wrong with it: gRPC passes on the text alone
+	dst  []byte // the part of the destination that is still empty
+	have int    // number of bytes of dst that the last message filled
+	bad  error  // decoding error of the last message; gRPC itself passes on only its text
 }
 
-// partCodec reads parted, and all other messages as they are.
+// partCodec decodes a [parted]. It leaves every other message to the codec that it wraps.
 type partCodec struct{ encoding.CodecV2 }
 
 var byParts = partCodec{encoding.GetCodecV2("proto")}
 
-// dataTag begins the only field of a FetchResponse: the first, of bytes.
+// dataTag is the tag of the only field of a FetchResponse: field 1, of type bytes.
 const dataTag = 1<<3 | 2
 
 // Unmarshal implements [encoding.CodecV2].

@@ -27,14 +27,14 @@ const (
 	mostFailures  = 3
 	firstPause    = time.Second
 	longestPause  = 30 * time.Second
-	stall         = 2 * time.Second // without a byte of what is fetched
+	stall         = 2 * time.Second // longest time without a byte during a read
 	asksAtOnce    = 64
-	dataLines     = 4 // connections for bytes, apart from that of leases
+	dataLines     = 4 // connections for bytes, in addition to the one for leases
 	returnTimeout = time.Second
-	mostVain      = 16 // asks that bring nothing, of one that is busy a quarter
+	mostVain      = 16 // requests without a result, after which the peer is asked less often; a busy answer counts as a quarter of them
 	firstRest     = 50 * time.Millisecond
 	longestRest   = 5 * time.Second
-	unused        = 2 * time.Second // what no lookup has granted any more is kept so long, for the next
+	unused        = 2 * time.Second // time for which a loan without a local lease is kept for the next lookup
 )
 
 var (
@@ -44,48 +44,48 @@ var (
 		MaxDelay: 5 * time.Second}, MinConnectTimeout: 2 * time.Second}
 )
 
-// State is what is known of a peer.
+// State is the state of a peer.
 type State string
 
 // States of a peer.
 const (
-	Away  State = "away"  // there is no connection, or its entries are not known yet
-	Here  State = "here"  // it is asked
-	Alone State = "alone" // left alone for a time, after failures or wrong bytes
-	Self  State = "self"  // the address is this host's own
+	Away  State = "away"  // not connected, or its entries are not known yet
+	Here  State = "here"  // connected; lookups ask it
+	Alone State = "alone" // left alone for a time after failures or wrong bytes
+	Self  State = "self"  // the address belongs to this host
 	Twin  State = "twin"  // another address leads to the same host
 )
 
-// peer is one other host, by its address.
+// peer is another host at one of its addresses.
 type peer struct {
 	owner      *Peers
 	name, addr string
 	run        context.Context
 	stop       context.CancelFunc
-	asks       chan struct{} // a place for each that is under way
-	next       atomic.Uint32 // data line
-	turnover   atomic.Int64  // as it says; 0: it takes nothing
-	giving     sync.Mutex    // held by giveBack: who is to give all back must find what another has in hand
+	asks       chan struct{} // one element for each request under way
+	next       atomic.Uint32 // counter that selects the connection for bytes
+	turnover   atomic.Int64  // time in which the peer replaces its content, as announced; 0 if it takes no offers
+	giving     sync.Mutex    // held by giveBack, so that a call that must end all loans finds those that another call is working on
 
 	mu       sync.Mutex
-	lines    []*grpc.ClientConn  // the first is for leases
-	chain    []*x509.Certificate // that the peer has shown; nil without TLS
+	lines    []*grpc.ClientConn  // the first is for leases, the others are for bytes
+	chain    []*x509.Certificate // certificates of the peer; nil without TLS
 	host     [16]byte
 	state    State
 	reason   string
-	list     int        // of the table; lists: none
-	failures [deeds]int // in a row
+	list     int        // list of the table; lists if the peer has none
+	failures [deeds]int // failures in a row, of each deed
 	pause    time.Duration
-	until    time.Time // left alone
-	trying   bool      // whether it answers
+	until    time.Time // end of the pause in state Alone
+	trying   bool      // a probe is under way
 	heard    time.Time
 	loans    []*loan
-	owed     []uint64          // leases that could not be given back
-	apart    map[apartKey]bool // what it stores in a layout that is not known here
-	slots    []uint64          // of its memory that are read, and it does not know yet
-	vain     int               // asks that brought nothing, since one has; one that was busy counts for several
-	rest     time.Duration     // from the last of them to the next
-	again    time.Time         // when that is over
+	owed     []uint64          // leases whose return failed and is to be repeated
+	apart    map[apartKey]bool // namespaces and groups that the peer stores in a layout unknown to this host
+	slots    []uint64          // slots of the peer that were read and have not been reported to it
+	vain     int               // requests in a row that brought nothing; a busy answer counts as several
+	rest     time.Duration     // pause after the last of them
+	again    time.Time         // end of that pause
 
 	count peerCounters
 }
@@ -95,7 +95,8 @@ type apartKey struct {
 	group     uint32
 }
 
-// deed is what a peer can fail in: a good answer to one does not make up for the other.
+// deed is a kind of request. Failures are counted for each kind, so a good answer to one does not make up for failures of the
+// other.
 type deed int
 
 const (
@@ -104,7 +105,7 @@ const (
 	deeds
 )
 
-// peerCounters count since the start.
+// peerCounters counts since the start.
 type peerCounters struct {
 	asks, failures, keys, struck, bytes, blamed, offers, taken, nixl, fallbacks atomic.Uint64
 }
@@ -115,7 +116,7 @@ func newPeer(p *Peers, name, addr string) *peer {
 	return x
 }
 
-// live keeps a stream of what the peer has, and begins again when it ends.
+// live keeps the stream of the peer's residents open, and reopens it with growing pauses after it breaks.
 func (x *peer) live() {
 	log := x.owner.cfg.Log.With("peer", x.addr)
 	defer x.close()
@@ -126,7 +127,7 @@ func (x *peer) live() {
 				pause = firstPause
 				log.Warn("a peer has gone", "error", err)
 			}
-			if status.Code(err) == codes.PermissionDenied { // this host may have another certificate than when it called
+			if status.Code(err) == codes.PermissionDenied { // this host may have renewed its certificate since the connection was made
 				x.hangUp()
 			}
 		}
@@ -134,7 +135,7 @@ func (x *peer) live() {
 		case x.is(Self):
 			<-x.run.Done()
 			return
-		case x.is(Twin): // until the other address is gone
+		case x.is(Twin): // wait for the other address to go away
 			pause = longestPause
 		}
 		select {
@@ -144,7 +145,7 @@ func (x *peer) live() {
 	}
 }
 
-// dial makes the connections, and returns the first.
+// dial creates the missing connections and returns the first.
 func (x *peer) dial() (*grpc.ClientConn, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -158,7 +159,7 @@ func (x *peer) dial() (*grpc.ClientConn, error) {
 	return x.lines[0], nil
 }
 
-// client is one of the connections: the first for leases, the others in turn for bytes.
+// client returns a connection: the first for leases, or the next of the others for bytes.
 func (x *peer) client(data bool) (proto.PeerServiceClient, error) {
 	n := 0
 	if data {
@@ -172,7 +173,7 @@ func (x *peer) client(data bool) (proto.PeerServiceClient, error) {
 	return proto.NewPeerServiceClient(x.lines[n]), nil
 }
 
-// listen learns what the peer has, until the stream ends.
+// listen applies the stream of the peer's residents to the table until the stream ends.
 func (x *peer) listen(line *grpc.ClientConn) error {
 	ctx, stop := context.WithCancel(x.run)
 	defer stop()
@@ -226,8 +227,9 @@ func (x *peer) listen(line *grpc.ClientConn) error {
 	}
 }
 
-// who gives a peer its list, and says whether the host is this one, or one that another address has led to: that has shown a certificate
-// for both addresses, where there are any. Else one of the two is not who it says, and has no name with NIXL.
+// who assigns a list to a peer and identifies its host. It returns Self if the host is this one, and Twin if another address
+// already leads to the host. The other address counts only if its certificate is valid for this name, too, or without TLS.
+// Otherwise one of the two peers pretends to be the other: the peer is used, but gets no host id and no NIXL.
 func (p *Peers) who(x *peer, list int, host [16]byte) State {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -255,7 +257,7 @@ func (p *Peers) who(x *peer, list int, host [16]byte) State {
 	return state
 }
 
-// leave forgets what the peer had. It says whether it was there.
+// leave drops all knowledge of the peer's entries. It reports whether the peer was connected.
 func (x *peer) leave(cause error) (was bool) {
 	x.mu.Lock()
 	was = x.state == Here || x.state == Alone
@@ -269,7 +271,7 @@ func (x *peer) leave(cause error) (was bool) {
 	x.mu.Unlock()
 	if list < lists {
 		if w := x.owner.nixl; w != nil {
-			w.drop(x.agent()) // before another address can be this host's
+			w.drop(x.agent()) // while the peer still owns the name of the agent
 		}
 		x.mu.Lock()
 		x.list = lists
@@ -287,12 +289,12 @@ func (x *peer) close() {
 	x.hangUp()
 }
 
-// hangUp closes the connections. Others are made if the peer is still one.
+// hangUp closes the connections. The next dial creates new ones.
 func (x *peer) hangUp() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, line := range x.lines {
-		_ = line.Close() // nothing is to be done about it
+		_ = line.Close() // an error has no consequence
 	}
 	x.lines, x.chain = nil, nil
 }
@@ -303,7 +305,7 @@ func (x *peer) is(s State) bool {
 	return x.state == s
 }
 
-// worked follows an answer in time.
+// worked records an answer in time.
 func (x *peer) worked(at deed) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -312,9 +314,10 @@ func (x *peer) worked(at deed) {
 	}
 }
 
-// failed follows a failure that is none of this host's: it has canceled nothing. A peer that fails again and again is left alone.
+// failed records a failure that this host did not cause by a cancellation. A peer that fails several times in a row is left
+// alone.
 func (x *peer) failed(at deed, err error) {
-	if x.run.Err() != nil { // this host ends it
+	if x.run.Err() != nil { // this host is closing the peer
 		return
 	}
 	x.count.failures.Add(1)
@@ -331,10 +334,10 @@ func (x *peer) failed(at deed, err error) {
 	}
 }
 
-// blame follows a piece that was not what it should be, or could not be read.
+// blame records a piece that was wrong or could not be read.
 func (x *peer) blame(l *loan, name string, cause error) {
 	if l.hearsay || errors.Is(cause, ErrAway) {
-		return // the second was counted as that
+		return // for ErrAway, the read has already counted the failure
 	}
 	if errors.Is(cause, pieceformat.ErrUnknownPlan) {
 		x.mu.Lock()
@@ -347,14 +350,14 @@ func (x *peer) blame(l *loan, name string, cause error) {
 	x.accuse("a peer has sent wrong bytes", fmt.Errorf("%s: %w", name, cause))
 }
 
-// accuse names a peer that has said or sent what cannot be, and leaves it alone.
+// accuse logs a peer that has sent something impossible or wrong, and leaves it alone.
 func (x *peer) accuse(what string, cause error) {
 	x.count.blamed.Add(1)
 	x.owner.cfg.Log.Error(what+": it is left alone for a while", "peer", x.addr, "error", cause)
 	x.leaveAlone(longestPause, fmt.Errorf("%s: %w", what, cause))
 }
 
-// missed makes a miss of an entry whose bytes did not come, until the peer tells of it again.
+// missed makes an entry a miss after its bytes did not come, until the peer announces the entry again.
 func (x *peer) missed(p *piece) {
 	x.mu.Lock()
 	list := x.list
@@ -372,7 +375,7 @@ func (x *peer) missed(p *piece) {
 	}
 }
 
-// leaveAlone has the peer not asked for a time, and forgets what it has lent.
+// leaveAlone stops requests to the peer for a time.
 func (x *peer) leaveAlone(pause time.Duration, cause error) {
 	x.mu.Lock()
 	if x.state == Here {
@@ -381,10 +384,10 @@ func (x *peer) leaveAlone(pause time.Duration, cause error) {
 		x.owner.cfg.Log.Warn("a peer is left alone", "peer", x.addr, "for", pause, "error", cause)
 	}
 	x.mu.Unlock()
-	// What is lent goes in tidy: who blames holds an entry that is being removed.
+	// The loans end later, in tidy: the caller may hold an entry, and its removal would wait for the caller.
 }
 
-// tidy gives back what is due, and finds out whether a pause is over.
+// tidy returns loans that are due, repeats failed returns, and probes the peer after a pause.
 func (x *peer) tidy(now time.Time) {
 	x.mu.Lock()
 	chain := x.chain
@@ -419,7 +422,7 @@ func (x *peer) tidy(now time.Time) {
 	}
 }
 
-// tryAgain ends a pause if the peer answers: no lookup waits to find out.
+// tryAgain probes the peer and ends its pause if it answers. The probe runs in the background, so that no lookup waits for it.
 func (x *peer) tryAgain() {
 	x.mu.Lock()
 	lines := x.lines
@@ -439,7 +442,7 @@ func (x *peer) tryAgain() {
 		x.pause = min(max(x.owner.pause, 2*x.pause), longestPause)
 		x.until = time.Now().Add(x.pause)
 	default:
-		x.state, x.reason, x.failures = Here, "", [deeds]int{mostFailures - 1, mostFailures - 1} // the next failure is enough
+		x.state, x.reason, x.failures = Here, "", [deeds]int{mostFailures - 1, mostFailures - 1} // one more failure is enough to leave it alone again
 		x.owner.usable.Or(1 << x.list)
 	}
 }
@@ -451,13 +454,13 @@ type loan struct {
 	namespace kv.Digest
 	group     uint32
 	entries   []store.Borrowed
-	due, ends time.Time // what no lease of this host has goes when it is due, and all at the end
+	due, ends time.Time // due: entries without a local lease are returned from then on; ends: all are
 	lasts     time.Duration
-	renewing  bool // the peer is being asked for a later end
-	hearsay   bool // it was offered by another address than the peer's: no fault of it counts
+	renewing  bool // a request to extend the loan is under way
+	hearsay   bool // the offer came from an address that is not the peer's; its failures are not held against the peer
 }
 
-// giveBack ends loans: those that are due, or all where the peer is not asked any more.
+// giveBack returns the entries of loans that are due. It returns all loans if the peer is not in state Here.
 func (x *peer) giveBack() {
 	x.giving.Lock()
 	defer x.giving.Unlock()
@@ -492,7 +495,8 @@ func (x *peer) giveBack() {
 	}
 }
 
-// giveLease tells the peer that a lease is not needed, at once or when it is asked again, and slots. What it is not told ends by itself.
+// giveLease tells the peer that a lease and slots are no longer needed. If the call fails, the lease is noted for a repetition.
+// Without it, lease and slots expire at the peer.
 func (x *peer) giveLease(lease uint64, done []uint64) {
 	client, err := x.client(false)
 	if err == nil {
@@ -507,7 +511,7 @@ func (x *peer) giveLease(lease uint64, done []uint64) {
 	}
 }
 
-// read reads bytes of a piece from its lender.
+// read reads bytes of a piece from its lender, by NIXL if possible.
 func (p *piece) read(dst []byte, off int64) (err error) {
 	x, all := p.loan.peer, len(dst)
 	if err := x.owner.reads.wait(x.run, int64(all), x.owner.cfg.Budget/2); err != nil {
@@ -531,20 +535,20 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 			return
 		}
 		cause := context.Cause(ctx)
-		_, refused := status.FromError(err) // by the peer itself
+		_, refused := status.FromError(err) // the peer itself answered with an error
 		refused = refused && cause == nil && status.Code(err) != codes.Unavailable
-		var held staging.Held // it says the cause itself
+		var held staging.Held // the error of a READ already carries the cause
 		if cause != nil && x.run.Err() == nil && !errors.As(err, &held) {
 			err = cause
 		}
 		if !errors.Is(err, ErrMessage) {
 			err = fmt.Errorf("%w: %s: %w", ErrAway, x.addr, err)
 		}
-		offered := p.loan.lasts == 0 // which is over before long
+		offered := p.loan.lasts == 0 // an offered loan ends soon, so NotFound is no failure
 		if !p.loan.hearsay && (!offered || status.Code(err) != codes.NotFound) {
 			x.failed(reading, err)
-			if refused { // one that is silent for a while has its entries when it goes on, and does not tell of them again
-				x.owner.work.Go(func() { x.missed(p) }) // who reads holds the entry
+			if refused { // A silent peer is not treated like this: it still has its entries when it goes on, and would not announce them again.
+				x.owner.work.Go(func() { x.missed(p) }) // in the background: the reader holds the entry
 			}
 		}
 	}()

@@ -21,21 +21,21 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 )
 
-// Config makes a host one among peers.
+// Config configures the exchange with peers.
 type Config struct {
-	Hosts         []string // host:port of the others; a name may have several addresses, and this host may be among them
-	Listen        string   // empty: it lends nothing
-	Cert, Key, CA string   // PEM files; empty: no TLS, and only loopback addresses
+	Hosts         []string // host:port of the peers; a name may have several addresses, and this host's own address is skipped
+	Listen        string   // address to lend on; empty if this host lends nothing
+	Cert, Key, CA string   // PEM files; if they are empty, connections have no TLS and only loopback addresses are allowed
 
-	Deadline  time.Duration // of a lease
-	Bandwidth int64         // most bytes a second that are lent, and that are read from others; 0: no limit
-	LeaseTime time.Duration // that a lookup's lease may last here
-	// Budget is what one read may take: 12 s. It is to be less than the limit of an operation on files, so that a slow peer is not
-	// taken for a file system that hangs.
+	Deadline  time.Duration // longest wait of a lookup for leases
+	Bandwidth int64         // most bytes a second that are sent, and as many that are read; 0 means no limit
+	LeaseTime time.Duration // time of a lease that a local lookup takes; 0 means a minute
+	// Budget is the longest time for one read; 0 means 12 s. It should be less than the limit for file operations, so that a
+	// slow peer is not taken for a hanging file system.
 	Budget time.Duration
-	Memory int64  // that callers may have this host hold: [Memory]
-	NIXL   string // what [nixl.Open] takes; empty: bytes go by gRPC alone
-	Dry    bool   // New looks whether Listen is free, and lends nothing there
+	Memory int64  // most bytes that callers may make this host hold: see [Memory]
+	NIXL   string // argument of [nixl.Open]; empty if all bytes go by gRPC
+	Dry    bool   // New only checks that it could listen on Listen
 	Log    *slog.Logger
 }
 
@@ -44,26 +44,27 @@ const (
 	tidyEvery    = 250 * time.Millisecond
 )
 
-// Peers are the other hosts, and this host's part among them. A nil one has none. It is safe for concurrent use.
+// Peers is this host's connection to all its peers: it borrows from them and lends to them. A nil *Peers is
+// valid and has no peers. It is safe for concurrent use.
 type Peers struct {
 	cfg      Config
 	id       *identity
 	self     [16]byte
 	fs       *FS
 	table    Table
-	usable   atomic.Uint64        // lists that count
-	taker    atomic.Pointer[peer] // that what is evicted here is offered to, or nil
-	turn     int                  // of those that take as long; tidy's
-	patience time.Duration        // with an offer
+	usable   atomic.Uint64        // bitmap of the lists that Promise considers
+	taker    atomic.Pointer[peer] // peer that gets the offers of entries evicted here, or nil
+	turn     int                  // alternates between takers with the same turnover; used by tidy only
+	patience time.Duration        // deadline of an offer
 	of       [lists]atomic.Pointer[peer]
 	store    *store.Store
-	listener net.Listener // nil: it lends nothing
+	listener net.Listener // nil if this host lends nothing
 	lending  *lending
-	pause    time.Duration // the first one of a peer that is left alone
-	nixl     *nixlWay      // nil: bytes go by gRPC alone
-	reads    pace          // of what is fetched, from all peers
+	pause    time.Duration // first pause of a peer that is left alone
+	nixl     *nixlWay      // nil if all bytes go by gRPC
+	reads    pace          // limits the bytes read from all peers
 
-	addresses atomic.Pointer[map[string]bool] // of the configuration's hosts
+	addresses atomic.Pointer[map[string]bool] // addresses of the configured hosts
 
 	run  context.Context
 	stop context.CancelFunc
@@ -71,10 +72,10 @@ type Peers struct {
 
 	mu    sync.Mutex
 	peers map[string]*peer // by address
-	lost  map[string]error // names that have no address
+	lost  map[string]error // configured names that do not resolve, with the reason
 }
 
-// New listens, and calls no peer yet.
+// New starts to listen. It does not connect to any peer: see [Peers.Start].
 func New(cfg Config) (*Peers, error) {
 	p := &Peers{cfg: cfg, peers: map[string]*peer{}, lost: map[string]error{}, pause: firstPause, patience: offerTime,
 		reads: pace{rate: float64(cfg.Bandwidth)}}
@@ -115,7 +116,7 @@ func New(cfg Config) (*Peers, error) {
 	return p, nil
 }
 
-// Budgets are what callers hold of this host, with at most so many of them.
+// Budgets returns the memory that this host holds for callers. It lists at most so many callers, the largest first.
 func (p *Peers) Budgets(most int) []budget.Figures {
 	if p == nil || p.lending == nil {
 		return nil
@@ -123,10 +124,10 @@ func (p *Peers) Budgets(most int) []budget.Figures {
 	return []budget.Figures{p.lending.memory.Figures(most)}
 }
 
-// Deadline is of all that one lookup asks.
+// Deadline returns the time within which all requests of one lookup must be answered.
 func (p *Peers) Deadline() time.Duration { return p.cfg.Deadline }
 
-// Addr is where this host lends; empty if it does not.
+// Addr returns the address on which this host lends. It is empty if the host lends nothing.
 func (p *Peers) Addr() string {
 	if p == nil || p.listener == nil {
 		return ""
@@ -134,13 +135,13 @@ func (p *Peers) Addr() string {
 	return p.listener.Addr().String()
 }
 
-// Root is the root of what is lent, behind all others.
+// Root returns the configuration of the root for borrowed entries. Its level must be behind all others.
 func (p *Peers) Root(level int) store.RootConfig {
 	return store.RootConfig{Path: Path, Medium: store.Medium{FS: p.fs, Traits: store.Lent, Lender: p}, Capacity: Capacity,
 		MaxEntries: MostEntries, Level: level, ForPieces: true}
 }
 
-// Start lends what a store has, and borrows for it.
+// Start begins to lend the entries of a store, and to borrow for it.
 func (p *Peers) Start(s *store.Store) {
 	p.store = s
 	if p.listener != nil {
@@ -151,7 +152,7 @@ func (p *Peers) Start(s *store.Store) {
 	p.work.Go(func() { p.tidy() })
 }
 
-// Close ends all that Start has begun. What is being fetched fails.
+// Close ends all goroutines. Fetches under way fail.
 func (p *Peers) Close() error {
 	if p == nil {
 		return nil
@@ -171,7 +172,7 @@ func (p *Peers) Close() error {
 	return err
 }
 
-// CloseFiles frees the file system, which no store uses any more.
+// CloseFiles frees the file system of the borrowed entries. The store must be closed.
 func (p *Peers) CloseFiles() error {
 	if p == nil {
 		return nil
@@ -179,7 +180,7 @@ func (p *Peers) CloseFiles() error {
 	return p.fs.Close()
 }
 
-// resolve finds the addresses of the hosts, again and again, and keeps one peer for each.
+// resolve looks up the addresses of the configured hosts every resolveEvery.
 func (p *Peers) resolve() {
 	tick := time.NewTicker(resolveEvery)
 	defer tick.Stop()
@@ -193,9 +194,10 @@ func (p *Peers) resolve() {
 	}
 }
 
-// settle begins peers of new addresses and ends those of addresses that are no more. A name that does not resolve keeps what it had.
+// settle resolves the configured names once. It starts a peer for each new address and ends the peers of addresses that have
+// disappeared. A name that does not resolve keeps its peers.
 func (p *Peers) settle() {
-	found, kept := map[string]string{}, map[string]bool{} // names by address
+	found, kept := map[string]string{}, map[string]bool{} // found: names by address; kept: names whose peers stay
 	for _, name := range p.cfg.Hosts {
 		host, port, err := net.SplitHostPort(name)
 		var list []string
@@ -242,7 +244,7 @@ func (p *Peers) settle() {
 	}
 }
 
-// all are the peers, by address.
+// all returns the peers in the order of their addresses.
 func (p *Peers) all() (list []*peer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -252,7 +254,7 @@ func (p *Peers) all() (list []*peer) {
 	return list
 }
 
-// tidy gives back what is not used any more, and tries peers again that were left alone.
+// tidy returns unused loans, probes peers that were left alone, and chooses the taker of offers, every tidyEvery.
 func (p *Peers) tidy() {
 	tick := time.NewTicker(tidyEvery)
 	defer tick.Stop()
@@ -283,7 +285,7 @@ func isLoopback(address string) bool {
 	return err == nil && ip != nil && ip.IsLoopback()
 }
 
-// service implements the gRPC service.
+// service implements [proto.PeerServiceServer].
 type service struct {
 	proto.UnimplementedPeerServiceServer
 	*lending
@@ -293,10 +295,10 @@ const (
 	window    = 8 << 20
 	ioBuffer  = 256 << 10
 	mostKeys  = 1 << 16
-	mostBytes = 4 << 20 // of a message
+	mostBytes = 4 << 20 // largest message
 )
 
-// dial makes a connection that is opened when it is used.
+// dial returns a connection that is established on its first use.
 func (p *Peers) dial(name, addr string) (*grpc.ClientConn, error) {
 	host, _, err := net.SplitHostPort(name)
 	if err != nil {

@@ -18,14 +18,15 @@ import (
 )
 
 const (
-	mostPlaced = 16                  // slots
-	placeBytes = 4<<20 + 2*pageBytes // of a slot: what a load reads at a time, wherever it begins
-	// placeTime is how long a slot is lent for. A READ that takes longer than stall is given up, and its bytes count for nothing.
+	mostPlaced = 16                  // number of slots
+	placeBytes = 4<<20 + 2*pageBytes // bytes of a slot: the largest read of a load, extended to whole pages at both ends
+	// placeTime is the time for which a slot is lent. It covers the longest READ: the borrower abandons one after stall and
+	// discards its bytes.
 	placeTime = 2*stall + time.Second
-	slotWait  = 100 * time.Millisecond // for a slot: others are read in a few
+	slotWait  = 100 * time.Millisecond // longest wait for a slot; reads from other slots end within a few milliseconds
 )
 
-// shelf is the memory where peers read what this host has in files.
+// shelf is registered memory into which this host copies pieces of files, so that peers can read them by NIXL.
 type shelf struct {
 	slots    *staging.Slots
 	patience time.Duration
@@ -39,7 +40,7 @@ type lentSlot struct {
 	ends time.Time
 }
 
-// takenSlot is a slot out of a caller's share.
+// takenSlot is a slot that is charged to a caller's share.
 type takenSlot struct {
 	*staging.Slot
 	of  *lending
@@ -59,7 +60,7 @@ func newShelf(p staging.Pinner) (*shelf, error) {
 	return &shelf{slots: slots, patience: slotWait, out: map[uint64]lentSlot{}}, slots.Register(p)
 }
 
-// lend gives a slot a number that another peer cannot guess.
+// lend stores a slot under a random number, so that no other peer can guess it.
 func (s *shelf) lend(slot takenSlot) (n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,7 +71,7 @@ func (s *shelf) lend(slot takenSlot) (n uint64) {
 	return n
 }
 
-// done takes slots back.
+// done releases slots that the borrower no longer needs.
 func (s *shelf) done(list []uint64) {
 	if s == nil {
 		return
@@ -85,7 +86,7 @@ func (s *shelf) done(list []uint64) {
 	}
 }
 
-// end takes back the slots that were lent too long.
+// end releases slots that have been lent for longer than placeTime.
 func (s *shelf) end(now time.Time) {
 	if s == nil {
 		return
@@ -100,7 +101,7 @@ func (s *shelf) end(now time.Time) {
 	}
 }
 
-// close unmaps the slots, with the agent closed. One that a hung read still uses is unmapped when that ends.
+// close unmaps the slots. The agent must be closed. A slot that a hung file read still uses is unmapped when that read ends.
 func (s *shelf) close() error {
 	if s == nil {
 		return nil
@@ -112,7 +113,7 @@ func (s *shelf) close() error {
 	return nil
 }
 
-// Place implements the service.
+// Place implements [proto.PeerServiceServer].
 func (s service) Place(ctx context.Context, q *proto.PlaceRequest) (*proto.PlaceResponse, error) {
 	if s.shelf == nil {
 		return nil, status.Error(codes.FailedPrecondition, "this host has no NIXL")
@@ -141,7 +142,8 @@ func (s service) sent(n int64) {
 	s.count.nixl.Add(uint64(n))
 }
 
-// inMemory is where a piece of a root in memory is, nil if NIXL does not have all of it. It stays there while its lease lasts.
+// inMemory returns the addresses of a piece that lies in a root in memory. It returns nil if any part of the piece is not
+// registered with NIXL. The piece stays at these addresses for as long as its lease lasts.
 func (s service) inMemory(piece *store.Piece) (parts []*proto.PlacedPart) {
 	segments, err := staging.MemoryOf(piece.File(), piece.Size())
 	if err != nil {
@@ -168,7 +170,8 @@ func partOf(mem []byte) *proto.PlacedPart {
 	return &proto.PlacedPart{Address: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), Bytes: uint64(len(mem))}
 }
 
-// inSlot brings the first bytes [off, end) of a piece to a slot, or those of no piece.
+// inSlot copies the bytes [off, end) of a piece to a slot, or the first of them if the slot is smaller. With a nil piece it
+// lends a slot without copying, for a measurement.
 func (s service) inSlot(ctx context.Context, piece *store.Piece, off, end int64) (*proto.PlaceResponse, error) {
 	slot, err := s.takeSlot(ctx)
 	if err != nil {
@@ -194,7 +197,7 @@ func (s service) inSlot(ctx context.Context, piece *store.Piece, off, end int64)
 	return &proto.PlaceResponse{Parts: []*proto.PlacedPart{partOf(mem)}, Slot: s.shelf.lend(slot), Time: durationpb.New(placeTime)}, nil
 }
 
-// takeSlot takes a slot, if there is one soon.
+// takeSlot takes a slot from the caller's share and waits for it only for a short time.
 func (s service) takeSlot(ctx context.Context) (slot takenSlot, err error) {
 	soon, stop := context.WithTimeout(ctx, s.shelf.patience)
 	defer stop()
@@ -208,7 +211,8 @@ func (s service) takeSlot(ctx context.Context) (slot takenSlot, err error) {
 	return slot, err
 }
 
-// releaseAfter gives a slot back once a read that failed does not use it any more.
+// releaseAfter releases a slot after a failed read. If the read still uses the slot, it waits in the background for the end of
+// the read.
 func (s service) releaseAfter(slot takenSlot, failed error) {
 	var held staging.Held
 	if !errors.As(failed, &held) {

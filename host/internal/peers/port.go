@@ -21,24 +21,25 @@ import (
 )
 
 const (
-	leastMemory = 16 << 20  // of callers
-	mostMemory  = 256 << 20 // likewise
-	lineBytes   = 160 << 10 // of a connection that does nothing
-	callBytes   = 16 << 10  // of a call
-	streamBytes = 64 << 10  // more of a stream of residents
-	mostHeader  = 8 << 10   // of a call
-	callWindow  = 64 << 10  // of what a caller may send before it is read
-	lineWindow  = 1 << 20   // likewise, on one connection
-	lineBuffer  = 64 << 10  // for each direction
+	leastMemory = 16 << 20  // lower bound of [Memory]
+	mostMemory  = 256 << 20 // upper bound of [Memory]
+	lineBytes   = 160 << 10 // charge for an idle connection
+	callBytes   = 16 << 10  // charge for a call
+	streamBytes = 64 << 10  // additional charge for a stream of residents
+	mostHeader  = 8 << 10   // largest header of a call
+	callWindow  = 64 << 10  // most bytes of a call that may arrive before they are read
+	lineWindow  = 1 << 20   // most bytes of a connection that may arrive before they are read
+	lineBuffer  = 64 << 10  // read buffer of a connection, and its write buffer
 
-	mostKnocks    = 64 // handshakes
+	mostKnocks    = 64 // connections before the end of their handshake
 	handshakeTime = 5 * time.Second
 )
 
-// Memory is how much of a host's memory callers may have it hold.
+// Memory returns the most bytes that callers may make this host hold, for a memory limit of the process.
 func Memory(limit int64) int64 { return max(leastMemory, min(limit/8, mostMemory)) }
 
-// door is the listener. Connections of which it is not known yet who has them are few, and not so for long.
+// door is the listener of the server. It limits the number of connections before the end of their handshake, and gRPC
+// limits the time that the handshake takes.
 type door struct {
 	net.Listener
 	lending *lending
@@ -56,7 +57,7 @@ func (d door) Accept() (net.Conn, error) {
 			return &knock{Conn: c, over: sync.OnceFunc(func() { d.lending.shares.give(who, handshakes, 1) })}, nil
 		}
 		d.lending.count.refused.Add(1)
-		_ = c.Close() // nothing is to be done about it
+		_ = c.Close() // an error has no consequence: the connection is refused anyway
 	}
 }
 
@@ -72,7 +73,7 @@ func (k *knock) Close() error {
 	return k.Conn.Close()
 }
 
-// line is a connection of a caller that has shown who it is, within its share of the memory.
+// line is a connection after its handshake. It is charged to its caller.
 type line struct {
 	*arrivals.Conn
 	credentials.AuthInfo
@@ -86,7 +87,7 @@ func (c *line) Close() error {
 	return c.Conn.Close()
 }
 
-// atDoor is the handshake of a [knock], which becomes a [line].
+// atDoor performs the handshake that turns a [knock] into a [line].
 type atDoor struct {
 	credentials.TransportCredentials
 	lending *lending
@@ -114,7 +115,7 @@ func (d atDoor) Clone() credentials.TransportCredentials {
 	return atDoor{d.TransportCredentials.Clone(), d.lending}
 }
 
-// admitLine charges a connection to its caller.
+// admitLine charges a connection to its caller, or refuses it.
 func (l *lending) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error) {
 	who := l.owner.callerAt(c.RemoteAddr(), info)
 	if !l.shares.take(who, lines, 1) {
@@ -138,7 +139,8 @@ func (l *lending) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error
 	return &line{arrivals.New(c, holder, callBytes, refused), info, who, sync.OnceFunc(func() { holder.LineOver(lineBytes); give() })}, nil
 }
 
-// tenant numbers who shares memory: each peer of the configuration has a number, and others have one together.
+// tenant returns the number under which a caller's memory is counted. Each configured host has its own number, and all other
+// callers share 0.
 func (l *lending) tenant(who caller) uint32 {
 	if !who.known {
 		return 0
@@ -151,7 +153,7 @@ func (l *lending) tenant(who caller) uint32 {
 	return l.tenants[who.id]
 }
 
-// begin refuses a call by a connection that would not be accepted any more, and has it wait for those of its caller before it.
+// begin refuses a call if the certificate of its connection is no longer trusted. It then waits for the caller's turn.
 func (l *lending) begin(ctx context.Context) error {
 	if err := l.owner.id.admits(ctx); err != nil {
 		return err
@@ -163,7 +165,7 @@ func (l *lending) begin(ctx context.Context) error {
 	return err
 }
 
-// admit answers within the memory of the connection.
+// admit runs a call and charges its answer to the memory of the connection.
 func (l *lending) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, err
@@ -186,13 +188,13 @@ func (l *lending) admitStream(srv any, st grpc.ServerStream, _ *grpc.StreamServe
 	return handle(srv, sender{st, l})
 }
 
-// sender sends the messages of a stream within the memory of its connection.
+// sender charges each message of a stream to the memory of the connection.
 type sender struct {
 	grpc.ServerStream
 	lending *lending
 }
 
-// SendMsg implements [grpc.ServerStream]. It waits until there is memory.
+// SendMsg implements [grpc.ServerStream]. It waits until the connection has enough memory.
 func (s sender) SendMsg(m any) error {
 	for {
 		room := s.lending.room.next()
@@ -212,12 +214,13 @@ func (s sender) SendMsg(m any) error {
 	}
 }
 
-// charged is a message that is charged to a connection until the kernel has its bytes, or nothing will.
+// charged is a message whose memory is charged to a connection until the kernel has its bytes, or until it is clear that they
+// will not be sent.
 type charged struct {
 	protobuf.Message
 	buffer  int
 	over    func()
-	encoded bool // gRPC frees it
+	encoded bool // gRPC frees the buffer, and with it the charge
 }
 
 // charge charges a message to the connection of a call.
@@ -234,7 +237,7 @@ func (l *lending) charge(ctx context.Context, m any) (any, error) {
 	return &charged{Message: msg, buffer: n, over: sync.OnceFunc(func() { holder.AnswerOver(int64(n)); l.room.tell() })}, nil
 }
 
-// holderOf is the memory of a call's connection.
+// holderOf returns the memory account of a call's connection, or nil.
 func holderOf(ctx context.Context) *budget.Holder {
 	if c := lineOf(ctx); c != nil {
 		return c.Holder()
@@ -243,14 +246,14 @@ func holderOf(ctx context.Context) *budget.Holder {
 }
 
 const (
-	leastBuffer = 1<<10 + 1    // that gRPC gives back: see [mem.NewBuffer]
-	partMessage = part + 1<<10 // that has a part
+	leastBuffer = 1<<10 + 1    // smallest buffer that gRPC returns to its pool: see [mem.NewBuffer]
+	partMessage = part + 1<<10 // buffer for a message with a part of a piece
 )
 
-// messages are buffers of messages with a part.
+// messages is the pool of buffers for messages with a part of a piece.
 var messages = sync.Pool{New: func() any { return new(make([]byte, partMessage)) }}
 
-// bufferFor is how much memory a message of a size takes.
+// bufferFor returns the size of the buffer for a message.
 func bufferFor(size int) int {
 	if size > partMessage/2 && size <= partMessage {
 		return partMessage
@@ -258,7 +261,7 @@ func bufferFor(size int) int {
 	return max(size, leastBuffer)
 }
 
-// chargedCodec writes charged messages, and all others as they are.
+// chargedCodec encodes a [charged] message into its buffer. It leaves every other message to the codec that it wraps.
 type chargedCodec struct{ encoding.CodecV2 }
 
 // Marshal implements [encoding.CodecV2].
@@ -281,7 +284,8 @@ func (c chargedCodec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.NewBuffer(buf, returned{m})}, nil
 }
 
-// Unmarshal implements [encoding.CodecV2]. What has come is read from memory of its size: gRPC's own takes 1 MiB for a message of 33 KiB.
+// Unmarshal implements [encoding.CodecV2]. It copies the message to memory of exactly its size, because the buffer from gRPC's
+// pool has 1 MiB for a message of 33 KiB.
 func (c chargedCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	m, ok := v.(protobuf.Message)
 	if !ok {
@@ -290,7 +294,7 @@ func (c chargedCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	return protobuf.Unmarshal(data.Materialize(), m)
 }
 
-// returned is a pool that hears when a message is not used any more.
+// returned is a buffer pool that ends the charge of a message when gRPC returns its buffer.
 type returned struct{ *charged }
 
 // Get implements [mem.BufferPool].
@@ -304,13 +308,13 @@ func (r returned) Put(buf *[]byte) {
 	r.over()
 }
 
-// news tells who waits that something was given back.
+// news wakes goroutines that wait for a resource when some of it is returned.
 type news struct {
 	mu   sync.Mutex
-	wait chan struct{} // nil: nothing waits
+	wait chan struct{} // nil if there is no waiter
 }
 
-// next is closed when something is given back after this.
+// next returns a channel that is closed at the next call of tell.
 func (n *news) next() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()

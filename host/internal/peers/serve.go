@@ -30,48 +30,48 @@ import (
 )
 
 const (
-	mostLent     = 8192    // leases
-	mostLentKeys = 1 << 20 // of all leases
-	mostStreams  = 96      // calls of a connection
+	mostLent     = 8192    // number of leases
+	mostLentKeys = 1 << 20 // keys of all leases together
+	mostStreams  = 96      // concurrent calls on a connection
 	leastLease   = time.Second
 	longestLease = 10 * time.Minute
-	part         = 512 << 10 // bytes of a message of Fetch
+	part         = 512 << 10 // bytes in a message of Fetch
 	buffers      = 64
-	batch        = 4096 // changes of a message
+	batch        = 4096 // changes in a message
 	batchEvery   = 100 * time.Millisecond
-	longestWait  = time.Second            // of what is fetched, for its turn
-	askRest      = 7                      // times as long as a question took, before the next of a caller that has others waiting
-	crowdRest    = 3                      // likewise of all callers that are not of the configuration
-	callRest     = 200 * time.Microsecond // likewise after any call: what gRPC does for one takes some 100
+	longestWait  = time.Second            // longest wait of a fetch for its turn
+	askRest      = 7                      // rest after a lease request, in multiples of its duration, if the caller has other requests waiting
+	crowdRest    = 3                      // the same for all callers together that are not configured
+	callRest     = 200 * time.Microsecond // shortest rest after a call; gRPC's own work for a call takes about half of it
 	pageBytes    = 4096
 )
 
-// lending is this host's part that lends.
+// lending is the part of this host that lends.
 type lending struct {
 	owner *Peers
 	grpc  *grpc.Server
 	pace  pace
-	calls turns                       // of all calls, which begin one after the other
-	asks  turns                       // of calls for leases: one caller's have half of the processors
-	crowd struct{ calls, asks turns } // likewise of all who are not of the configuration, who have as many as there are processors
-	free  chan []byte                 // buffers of a part and a page
+	calls turns                       // limits all calls, which begin one after the other
+	asks  turns                       // limits lease requests: those of one caller occupy at most half of the processors
+	crowd struct{ calls, asks turns } // the same for all callers that are not configured, which together occupy at most all processors
+	free  chan []byte                 // buffers for a part and a page; an element is nil until its first use
 	shelf *shelf                      // nil without NIXL
 
 	shares shares
-	memory *budget.Budget // of connections
-	room   news           // something was given back
+	memory *budget.Budget // memory of all connections
+	room   news           // woken when a resource is returned
 
 	mu      sync.Mutex
 	leases  map[uint64]*lent
-	tenants map[string]uint32 // of memory, by the ids of callers
+	tenants map[string]uint32 // numbers of memory accounts, by caller id
 
 	count struct{ refused, bytes, nixl, took atomic.Uint64 }
 }
 
-// lent is a lease that a peer has.
+// lent is a lease that a peer holds.
 type lent struct {
 	*store.Lease
-	who  caller // has asked
+	who  caller // caller that requested the lease
 	keys int
 	ends time.Time
 }
@@ -81,7 +81,7 @@ func newLending(p *Peers) *lending {
 		pace: pace{rate: float64(p.cfg.Bandwidth)}, calls: turns{most: runtime.GOMAXPROCS(0) / 2, least: callRest}, asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
 	l.crowd.calls, l.crowd.asks = turns{most: max(2, runtime.GOMAXPROCS(0)), least: callRest}, turns{most: max(2, runtime.GOMAXPROCS(0)), rest: crowdRest}
 	for range buffers {
-		l.free <- nil // mapped when it is used
+		l.free <- nil // mapped on first use
 	}
 	memory := max(p.cfg.Memory, leastMemory)
 	l.memory = budget.OfPeers(memory)
@@ -106,7 +106,7 @@ func newLending(p *Peers) *lending {
 	return l
 }
 
-// serve serves until close, and ends leases that are over.
+// serve serves calls until close, and ends leases at the end of their time.
 func (l *lending) serve(at net.Listener) {
 	var ending sync.WaitGroup
 	ending.Go(l.endLeases)
@@ -133,7 +133,7 @@ func (l *lending) endLeases() {
 	}
 }
 
-// end releases leases.
+// end releases the leases for which a function returns true.
 func (l *lending) end(which func(*lent) bool) {
 	var over []*lent
 	l.mu.Lock()
@@ -155,7 +155,7 @@ func (l *lending) lease(n uint64) *lent {
 	return l.leases[n]
 }
 
-// Residents implements the service.
+// Residents implements [proto.PeerServiceServer].
 func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) (err error) {
 	st0, ctx := s.owner.store, st.Context()
 	if holder := holderOf(ctx); holder != nil {
@@ -203,7 +203,7 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 			err = st.Send(m)
 		}
 		if some {
-			wake = nil // others follow soon: they go together
+			wake = nil // wait for the whole batchEvery: further changes follow soon and go into the same message
 		}
 		if more := s.metadata(&metadata); more != nil && err == nil {
 			err = st.Send(&proto.ResidentsResponse{Nixl: more})
@@ -222,14 +222,15 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 	return err
 }
 
-// batches are the changes that a stream reads at a time: no stream that waits has one.
+// batches is the pool of buffers for changes. A stream has one only while it reads, not while it waits.
 var batches = sync.Pool{New: func() any { return new(make([]entries.Change, 0, batch)) }}
 
 func appendPrint(b []byte, c *entries.Change) []byte {
 	return binary.LittleEndian.AppendUint64(b, kv.Fingerprint(c.Namespace, c.Group, c.Key))
 }
 
-// changes is a message. A receiver takes removals first, so what went and came again, or the other way round, counts by its last change.
+// changes returns the message for a list of changes. The receiver applies all removals before all additions, so only the last
+// change of each entry goes into the message.
 func changes(list []entries.Change) *proto.ResidentsResponse {
 	m := &proto.ResidentsResponse{}
 	last := make(map[uint64]entries.ChangeKind, len(list))
@@ -246,7 +247,7 @@ func changes(list []entries.Change) *proto.ResidentsResponse {
 	return m
 }
 
-// Lease implements the service.
+// Lease implements [proto.PeerServiceServer].
 func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
 	keys, err := proto.ParseKeys(nil, q.GetKeys(), kv.KeyBytes)
 	digest := q.GetNamespaceDigest()
@@ -292,7 +293,7 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 			break
 		}
 	}
-	if err := ctx.Err(); err != nil { // nothing would give it back
+	if err := ctx.Err(); err != nil { // the caller is gone and would never return the lease
 		found.Release()
 		return nil, status.FromContextError(err).Err()
 	}
@@ -306,7 +307,7 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 	return r, nil
 }
 
-// hold keeps a lease under a number that another peer cannot guess, and that no lease of an earlier run had.
+// hold stores a lease under a random number, so that no other peer can guess it and no number of an earlier run is valid.
 func (l *lending) hold(found *store.Lease, who caller, keys int, d time.Duration) (n uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -317,7 +318,7 @@ func (l *lending) hold(found *store.Lease, who caller, keys int, d time.Duration
 	return n
 }
 
-// takeLease takes a lease of so many keys out of a caller's share.
+// takeLease charges a caller for a lease of so many keys.
 func (l *lending) takeLease(who caller, keys int) bool {
 	if !l.shares.take(who, leases, 1) {
 		return false
@@ -334,7 +335,7 @@ func (l *lending) giveLease(who caller, keys int) {
 	l.shares.give(who, leasedKeys, keys)
 }
 
-// forget takes a lease out. The lock is held. One without keys is of no share.
+// forget removes a lease and ends its charge. A lease for an offer has no keys and is not charged. The lock must be held.
 func (l *lending) forget(n uint64, x *lent) {
 	delete(l.leases, n)
 	if x.keys > 0 {
@@ -342,7 +343,7 @@ func (l *lending) forget(n uint64, x *lent) {
 	}
 }
 
-// Return implements the service.
+// Return implements [proto.PeerServiceServer].
 func (s service) Return(_ context.Context, q *proto.ReturnRequest) (*proto.ReturnResponse, error) {
 	s.takeBack(q.GetLease())
 	s.shelf.done(q.GetDone())
@@ -362,13 +363,14 @@ func (l *lending) takeBack(n uint64) {
 	}
 }
 
-// metadata is that of NIXL's agent if it is not what was told, by its generation.
+// metadata returns the metadata of the NIXL agent if it has changed since the generation told, which it updates. Otherwise it
+// returns nil.
 func (s service) metadata(told *uint64) []byte {
 	if s.shelf == nil {
 		return nil
 	}
 	agent := s.owner.nixl.agent
-	now := agent.Generation() // before the metadata: what comes between is told twice
+	now := agent.Generation() // read before the metadata, so that a change in between is sent twice instead of never
 	if now == *told {
 		return nil
 	}
@@ -380,7 +382,7 @@ func (s service) metadata(told *uint64) []byte {
 	return m
 }
 
-// open opens a piece of a lease, for the bytes [off, end).
+// open opens a piece of a lease and checks the range of bytes.
 func (s service) open(lease uint64, index, rank uint32, from, bytes uint64) (piece *store.Piece, off, end int64, err error) {
 	x := s.lease(lease)
 	if x == nil {
@@ -397,7 +399,7 @@ func (s service) open(lease uint64, index, rank uint32, from, bytes uint64) (pie
 	return piece, off, end, nil
 }
 
-// Fetch implements the service.
+// Fetch implements [proto.PeerServiceServer].
 func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
 	who := s.owner.callerOf(st.Context())
 	if err := s.await(st.Context(), who, partBuffers); err != nil {
@@ -432,7 +434,7 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 	return nil
 }
 
-// await waits until a caller may have one more of a resource, which [lending.back] gives back.
+// await waits until a caller may take one of a resource. The counterpart is [lending.back].
 func (l *lending) await(ctx context.Context, who caller, r resource) error {
 	for room := l.room.next(); !l.shares.take(who, r, 1); room = l.room.next() {
 		select {
@@ -449,19 +451,20 @@ func (l *lending) back(who caller, r resource) {
 	l.room.tell()
 }
 
-// pages are the bytes [off, end), or the first of them, as n bytes from the start of a page: direct files are read by pages.
+// pages extends the start of [off, end) to a page boundary and limits the range to most bytes. It returns the start and the
+// length. Files opened with O_DIRECT can only be read in pages.
 func pages(off, end, most int64) (from, n int64) {
 	from = off &^ (pageBytes - 1)
 	return from, min(end-from, most)
 }
 
-// readPages reads the pages that have n bytes of a piece, from the start of one.
+// readPages reads n bytes of a piece from a page boundary, and the rest of the last page.
 func readPages(piece *store.Piece, dst []byte, from, n int64) error {
 	_, err := piece.File().ReadAt(dst[:min((n+pageBytes-1)&^(pageBytes-1), piece.Size()-from)], from)
 	return err
 }
 
-// take takes a buffer, which bounds what all calls together have read and not sent.
+// take takes a buffer. The number of buffers bounds the bytes that all calls together have read and not yet sent.
 func (l *lending) take(ctx context.Context) ([]byte, error) {
 	select {
 	case b := <-l.free:
@@ -479,7 +482,8 @@ func (l *lending) take(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// given is the buffer after a read has failed, nil if the host ends first: a read that was given up uses the buffer until it ends.
+// given returns the buffer of a failed read. If the read may still write to it, given waits for the end of the read. It returns
+// nil if this host closes first.
 func (l *lending) given(buf []byte, failed error) []byte {
 	var held staging.Held
 	if errors.As(failed, &held) {
@@ -492,33 +496,33 @@ func (l *lending) given(buf []byte, failed error) []byte {
 	return buf
 }
 
-// pace spreads bytes over time. The zero rate is no limit.
+// pace limits bytes a second. A rate of 0 means no limit.
 type pace struct {
 	rate float64 // bytes a second
 
 	mu   sync.Mutex
-	free time.Time // when all that was asked for has been sent
+	free time.Time // time at which all admitted bytes will have been sent
 
 	turns turns
 }
 
-// turns let so many calls of each caller go on at a time. The zero value lets one.
+// turns limits the concurrent calls of each caller. The zero value allows one.
 type turns struct {
 	most  int
-	rest  time.Duration // after a call, for each nanosecond that it took, if others of the caller wait
-	least time.Duration // of a rest
+	rest  time.Duration // rest after a call, as a multiple of its duration, if other calls of the caller wait
+	least time.Duration // shortest rest
 
 	mu sync.Mutex
 	of map[caller]*turn
 }
 
-// turn is a caller's calls, and those that go on.
+// turn holds the calls of one caller.
 type turn struct {
 	calls int
 	taken chan struct{}
 }
 
-// enter waits until few enough of a caller's other calls go on. This one does until leave is called.
+// enter waits until few enough calls of the caller are running. The call counts as running until leave is called.
 func (t *turns) enter(ctx context.Context, who caller) (leave func(), err error) {
 	t.mu.Lock()
 	if t.of == nil {
@@ -558,7 +562,8 @@ func (t *turns) enter(ctx context.Context, who caller) (leave func(), err error)
 	}
 }
 
-// enterAmong is enter, and then among all callers that are not of the configuration: there may be any number of them.
+// enterAmong enters the turns of the caller. A caller that is not configured also enters the turns that all such callers share,
+// because there may be any number of them.
 func (t *turns) enterAmong(ctx context.Context, strangers *turns, who caller) (leave func(), err error) {
 	own, err := t.enter(ctx, who)
 	if err != nil || who.known {
@@ -572,7 +577,7 @@ func (t *turns) enterAmong(ctx context.Context, strangers *turns, who caller) (l
 	return func() { all(); own() }, nil
 }
 
-// waitOf waits as wait does, and before that for the caller's turn.
+// waitOf waits for the caller's turn and then like wait.
 func (p *pace) waitOf(ctx context.Context, who caller, bytes int64) error {
 	if p.rate == 0 {
 		return nil
@@ -587,14 +592,14 @@ func (p *pace) waitOf(ctx context.Context, who caller, bytes int64) error {
 	return p.wait(ctx, bytes, longestWait)
 }
 
-// behind is how long what is sent now would wait.
+// behind returns the time that a new byte would wait.
 func (p *pace) behind() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return max(0, time.Until(p.free))
 }
 
-// wait waits for the turn of so many bytes, unless that takes longer than most.
+// wait reserves so many bytes and waits until they may be sent. It fails if that would take longer than most.
 func (p *pace) wait(ctx context.Context, bytes int64, most time.Duration) error {
 	if p.rate == 0 {
 		return nil

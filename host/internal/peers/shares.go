@@ -19,34 +19,35 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// resource is what callers have shares of.
+// resource is a limited resource that callers have shares of.
 type resource int
 
 const (
-	handshakes resource = iota // connections that have not shown who they are
-	lines                      // connections
+	handshakes resource = iota // connections before the end of their handshake
+	lines                      // open connections
 	leases
-	leasedKeys // that leases were asked for: each takes memory, also where many leases have the same entries
+	leasedKeys // keys in requests for leases; each takes memory even if many leases have the same entry
 	partBuffers
-	places // of [shelf]
-	takes  // offers that are being taken
+	places // slots of the [shelf]
+	takes  // offers that this host is taking
 	resources
-	// From here on, the entries of each root that leases have.
+	// The following values count the entries that leases pin, one value for each root.
 )
 
-// shares divide what this host has for callers. A caller has at most as much as it leaves free, so there is always something left for the next.
-// A quarter is set aside for the peers of the configuration, a part for each, and where there are any, others have half together.
+// shares divides the resources of this host among its callers. A caller may take at most as much as it leaves free, so the next
+// caller always finds some. A quarter of each resource is reserved for the configured peers in equal parts. If there are
+// configured peers, all other callers together get at most half.
 type shares struct {
 	most [resources]int
 
 	mu    sync.Mutex
-	peers int // of the configuration
+	peers int // number of configured peers
 	held  [resources]int
 	of    map[caller]*holding
-	pins  map[pin][]leaser // the first one has the entry in its share
+	pins  map[pin][]leaser // callers with leases of a pinned entry; the first one is charged for it
 }
 
-// holding is what a caller has, by resource.
+// holding is the amount that a caller has of each resource.
 type holding []int
 
 func (h *holding) at(r resource) *int {
@@ -56,22 +57,23 @@ func (h *holding) at(r resource) *int {
 	return &(*h)[r]
 }
 
-// pin is an entry that leases have.
+// pin identifies an entry that is leased.
 type pin struct{ root, slot uint32 }
 
-// leaser is a caller with so many leases of an entry.
+// leaser is a caller and the number of its leases of one entry.
 type leaser struct {
 	who    caller
 	leases int
 }
 
-// caller is who has a share: a host of the configuration by its address, else a certificate, or an address where there is none.
+// caller identifies the owner of a share. It is the address of a configured host; for other hosts it is the certificate, or the
+// address if there is none.
 type caller struct {
 	id    string
-	known bool // it is one of the configuration
+	known bool // true for a configured host
 }
 
-// take takes n of a resource for a caller, or says that it may not have that.
+// take charges a caller for n of a resource. It returns false if the caller may not have that much.
 func (s *shares) take(who caller, r resource, n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,9 +85,9 @@ func (s *shares) take(who caller, r resource, n int) bool {
 	return true
 }
 
-// may says whether a caller may have n more of a resource of which there are most, and these free. The lock is held.
+// may reports whether a caller may have n more of a resource, with most in total and free unused. The lock must be held.
 func (s *shares) may(who caller, r resource, n, most, free int) bool {
-	own := 0 // that is set aside for a peer
+	own := 0 // amount reserved for each configured peer
 	if s.peers > 0 {
 		own = most / 4 / s.peers
 	}
@@ -107,7 +109,7 @@ func (s *shares) may(who caller, r resource, n, most, free int) bool {
 	return n <= free && (who.known && mine+n <= own || mine+n <= (borrow+mine)/2)
 }
 
-// borrower is a caller as the store knows it.
+// borrower is the share of one caller in the form that the store uses.
 type borrower struct {
 	*shares
 	who caller
@@ -158,7 +160,7 @@ func (b borrower) Give(root, slot uint32) {
 
 func (b borrower) is(x leaser) bool { return x.who == b.who }
 
-// give gives n back.
+// give returns n of a resource.
 func (s *shares) give(who caller, r resource, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,21 +180,21 @@ func (s *shares) add(who caller, r resource, n int) {
 	s.held[r] += n
 }
 
-// settle forgets a share of nothing.
+// settle forgets a caller that has nothing.
 func (s *shares) settle(who caller) {
 	if !slices.ContainsFunc(*s.has(who), func(n int) bool { return n != 0 }) {
 		delete(s.of, who)
 	}
 }
 
-// expect says how many peers the configuration has.
+// expect sets the number of configured peers.
 func (s *shares) expect(peers int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.peers = peers
 }
 
-// addressOf is where a call comes from.
+// addressOf returns the address, without port, of the host that makes a call.
 func addressOf(ctx context.Context) string {
 	if p, ok := grpcpeer.FromContext(ctx); ok {
 		return hostOf(p.Addr.String())
@@ -200,13 +202,13 @@ func addressOf(ctx context.Context) string {
 	return ""
 }
 
-// hostOf is an address without its port; empty: it has none.
+// hostOf returns an address without its port, or an empty string if it has no port.
 func hostOf(address string) string {
 	host, _, _ := net.SplitHostPort(address)
 	return host
 }
 
-// lineOf is the connection of a call, nil if it comes from no port.
+// lineOf returns the connection of a call, or nil if it did not come through the listener.
 func lineOf(ctx context.Context) *line {
 	if p, ok := grpcpeer.FromContext(ctx); ok {
 		c, _ := p.AuthInfo.(*line)
@@ -222,7 +224,7 @@ func arrivalsOf(info credentials.AuthInfo) *arrivals.Conn {
 	return nil
 }
 
-// callerOf is who calls.
+// callerOf returns the caller of a request.
 func (p *Peers) callerOf(ctx context.Context) caller {
 	c, ok := grpcpeer.FromContext(ctx)
 	if !ok {
@@ -234,13 +236,13 @@ func (p *Peers) callerOf(ctx context.Context) caller {
 	return p.callerAt(c.Addr, c.AuthInfo)
 }
 
-// expects says whether an address is one of the configuration's hosts.
+// expects reports whether an address belongs to a configured host.
 func (p *Peers) expects(host string) bool {
 	known := p.addresses.Load()
 	return known != nil && (*known)[host]
 }
 
-// callerAt is who has a connection, of which it has shown so much.
+// callerAt identifies the owner of a connection by its address and by its certificate, if it has shown one.
 func (p *Peers) callerAt(at net.Addr, info credentials.AuthInfo) caller {
 	host := hostOf(at.String())
 	if p.expects(host) {
@@ -253,7 +255,7 @@ func (p *Peers) callerAt(at net.Addr, info credentials.AuthInfo) caller {
 	cert := tls.State.PeerCertificates[0]
 	sum := sha256.Sum256(cert.Raw)
 	who := caller{id: "certificate " + hex.EncodeToString(sum[:8])}
-	for _, name := range p.cfg.Hosts { // its address is another's: it calls through a router
+	for _, name := range p.cfg.Hosts { // the host is configured, but its calls come from another address, as through a router
 		if name, _, err := net.SplitHostPort(name); err == nil && cert.VerifyHostname(name) == nil {
 			who.known = true
 		}
@@ -261,12 +263,12 @@ func (p *Peers) callerAt(at net.Addr, info credentials.AuthInfo) caller {
 	return who
 }
 
-// leaseTime is how long a lease may last that is wanted for a time.
+// leaseTime limits the requested time of a lease to the allowed range.
 func leaseTime(wanted *durationpb.Duration) time.Duration {
 	return min(max(wanted.AsDuration(), leastLease), longestLease)
 }
 
-// Renew implements the service.
+// Renew implements [proto.PeerServiceServer].
 func (s service) Renew(_ context.Context, q *proto.RenewRequest) (*proto.RenewResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -278,14 +280,15 @@ func (s service) Renew(_ context.Context, q *proto.RenewRequest) (*proto.RenewRe
 	return &proto.RenewResponse{Time: durationpb.New(lasts)}, nil
 }
 
-// left is how long a loan lasts yet.
+// left returns the time until a loan ends.
 func (x *peer) left(l *loan) time.Duration {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return time.Until(l.ends)
 }
 
-// renew has a loan last longer that is in use when half of its time is over: a load that takes long, or waits.
+// renew asks the lender to extend a loan that is still in use after half of its time. This happens when a load is slow or
+// waits.
 func (x *peer) renew(l *loan) {
 	client, err := x.client(false)
 	if err != nil {

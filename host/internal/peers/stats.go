@@ -6,38 +6,39 @@ import (
 	"time"
 )
 
-// Stats is one peer. What counts up does so since the start.
+// Stats describes one peer. Counters start at 0 with the process.
 type Stats struct {
 	Name, Address string
 	State         State
-	Reason        string        // of the last failure
-	Heard         time.Duration // since it last told a change of its entries; 0: it never did
-	Entries       int64         // that it has, as it says
+	Reason        string        // message of the last failure
+	Heard         time.Duration // time since the last message about its entries; 0 if there was none
+	Entries       int64         // number of entries that it has announced
 
-	Asks     uint64        // for leases
-	Failures uint64        // of asks and reads
-	Keys     uint64        // asked for
-	Struck   uint64        // promises that were not kept
-	Bytes    uint64        // read
-	Blamed   uint64        // pieces with wrong bytes
-	Turnover time.Duration // how long it takes to replace what it holds, as it says; 0: it takes no offers
-	Offers   uint64        // of what was evicted here
-	Taken    uint64        // of them
+	Asks     uint64        // requests for leases
+	Failures uint64        // failed lease requests and reads
+	Keys     uint64        // keys in the requests for leases
+	Struck   uint64        // announced entries that it did not lend
+	Bytes    uint64        // bytes read from it
+	Blamed   uint64        // pieces with wrong bytes, and answers that cannot be true
+	Turnover time.Duration // time in which it replaces its content, as announced; 0 if it takes no offers
+	Offers   uint64        // evicted entries that this host offered to it
+	Taken    uint64        // offers that it took
 
-	NIXL          bool   // it is read by NIXL
-	NIXLBytes     uint64 // of Bytes
-	NIXLFallbacks uint64 // reads that went by gRPC though both hosts have NIXL
+	NIXL          bool   // true if its memory is read by NIXL
+	NIXLBytes     uint64 // the part of Bytes that NIXL read
+	NIXLFallbacks uint64 // reads by gRPC although both hosts have NIXL
 }
 
-// Lent is what this host has lent, since the start.
+// Lent counts the loans of this host to others since the start.
 type Lent struct {
-	Refused   uint64 // leases
+	Refused uint64 // requests that were refused
+	// Bytes is the number of bytes sent to peers.
 	Bytes     uint64
-	NIXLBytes uint64 // of Bytes
-	Took      uint64 // offers of peers
+	NIXLBytes uint64 // the part of Bytes that peers read by NIXL
+	Took      uint64 // offers of peers that this host took
 }
 
-// Stats are all peers, by address, and then the names without one.
+// Stats returns the peers in the order of their addresses, followed by the configured names that have no address.
 func (p *Peers) Stats() (list []Stats) {
 	if p == nil {
 		return nil
@@ -64,12 +65,12 @@ func (p *Peers) Stats() (list []Stats) {
 	return list
 }
 
-// Table is the memory of what peers have told, and how many fingerprints there was no room for.
+// Table returns the size of the table of fingerprints in bytes, and the number of fingerprints that found no room in it.
 func (p *Peers) Table() (bytes int64, full uint64) {
 	return p.table.cells.Load() * cellBytes, p.table.full.Load()
 }
 
-// Lent is what this host has lent.
+// Lent returns the counters of loans to others.
 func (p *Peers) Lent() (l Lent) {
 	if p == nil || p.lending == nil {
 		return l

@@ -13,56 +13,59 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A table holds 64 lists of fingerprints at most, and takes at most so much memory, and a shard's while one grows.
+// Limits of a table. The peak of its memory is mostTable and the size of one shard, because a shard exists twice during its
+// growth.
 const (
 	lists     = 64
 	mostTable = 288 << 20
 	cellBytes = 16
 	shards    = 256
-	fewCells  = 256 // that Go's heap has
+	fewCells  = 256 // shards with at most so many cells are on Go's heap
 )
 
-// Table says which peers have an entry: a bit of a word for each, by the entry's fingerprint. It is exact, so a promise is wrong only
-// while a change is on its way. An entry takes 20 to 24 bytes, however many peers have it, and to ask for all peers is one look. A
-// Bloom or cuckoo filter takes 2 bytes an entry and peer, and a look for each peer.
+// Table records which peers have which entry. It maps the fingerprint of an entry to a word with one bit for each peer. The
+// table is exact, so a promise is wrong only while a change is on its way. An entry takes 20 to 24 bytes for any number of
+// peers, and one probe answers for all of them. A Bloom or cuckoo filter would take 2 bytes for each entry and peer, and one
+// probe for each peer.
 type Table struct {
 	shards [shards]shard
 	count  [lists]atomic.Int64
-	taken  atomic.Uint64 // lists in use
+	taken  atomic.Uint64 // bitmap of the lists in use
 	cells  atomic.Int64
-	full   atomic.Uint64 // fingerprints that there was no memory for
-	most   int64         // bytes, 0: mostTable
+	full   atomic.Uint64 // fingerprints that found no room
+	most   int64         // limit of the cells in bytes; 0 means mostTable
 
-	growing sync.Mutex // one shard at a time has its cells twice
+	growing sync.Mutex // held during the growth of a shard, so that only one exists twice at a time
 }
 
-// shard is the fingerprints with the same first byte of their place, by open addressing. Who reads takes no lock: a cell keeps its fingerprint, and one
-// that is replaced by growth is out of date at worst.
+// shard is a hash table with open addressing for the fingerprints whose hash has the same first byte. Reads take no lock: a
+// cell never changes its fingerprint, and a reader of cells that growth has just replaced sees at worst an outdated state.
 type shard struct {
 	cells atomic.Pointer[[]cell]
 
-	mu    sync.Mutex // of who writes
+	mu    sync.Mutex // serializes writes
 	used  int        // cells with a fingerprint
-	dead  int        // of them, of entries that no peer has any more
-	spare []cell     // of the last growth but one, for the next: empty, and without memory
+	dead  int        // the part of used whose entry no peer has any more
+	spare []cell     // cells of the growth before the last, reused by the next growth; their physical memory has been released
 }
 
 type cell struct {
-	print atomic.Uint64 // 0: empty
-	has   atomic.Uint64
+	print atomic.Uint64 // fingerprint; 0 if the cell is empty
+	has   atomic.Uint64 // bitmap of the lists with this fingerprint
 }
 
-// Where a fingerprint is looked for differs from run to run: a peer that chose its fingerprints would have them in a row otherwise, which
-// each search for one of them passes.
+// scatter seeds the hash of fingerprints and differs from run to run. Otherwise a peer could choose fingerprints that collide,
+// and each probe for one of them would walk past all others.
 var scatter = [2]uint64{rand.Uint64() | 1, rand.Uint64() | 1}
 
-// placed is a fingerprint's shard, in the first byte, and its place there. No two have the same.
+// placed hashes a fingerprint. The first byte selects the shard, the rest the position in it. The function is a bijection, so
+// two fingerprints never have the same hash.
 func placed(print uint64) uint64 {
 	print *= scatter[0]
 	return (print ^ print>>32) * scatter[1]
 }
 
-// open takes a list.
+// open allocates a list for a peer. It fails if all lists are in use.
 func (t *Table) open() (list int, ok bool) {
 	for {
 		taken := t.taken.Load()
@@ -75,7 +78,7 @@ func (t *Table) open() (list int, ok bool) {
 	}
 }
 
-// drop empties a list and gives it back. It must not count any more.
+// drop removes all fingerprints of a list and frees the list. The caller must have excluded the list from lookups before.
 func (t *Table) drop(list int) {
 	for i := range t.shards {
 		s := &t.shards[i]
@@ -92,7 +95,7 @@ func (t *Table) drop(list int) {
 	t.taken.And(^(uint64(1) << list))
 }
 
-// at is the lists that have a fingerprint.
+// at returns the lists that have a fingerprint, as a bitmap.
 func (t *Table) at(print uint64) uint64 {
 	place := placed(print)
 	if c, found := find(t.shards[place>>56].all(), print, place); found {
@@ -108,14 +111,14 @@ func (s *shard) all() []cell {
 	return nil
 }
 
-// find is the cell of a fingerprint, or the one that it would get.
+// find returns the cell of a fingerprint. If there is none, it returns the empty cell for it and false.
 func find(cells []cell, print, place uint64) (c *cell, found bool) {
 	if len(cells) == 0 {
 		return nil, false
 	}
 	hi, _ := bits.Mul64(place<<8, uint64(len(cells)))
 	at := int(hi)
-	for range cells { // cells that are out of date may have no end of it
+	for range cells { // bounds the loop: cells that a growth has replaced may have no empty one left
 		c = &cells[at]
 		switch c.print.Load() {
 		case print:
@@ -176,15 +179,16 @@ func (t *Table) remove(print uint64, list int) {
 	}
 }
 
-// greedy says that a list gets no more cells: the last quarter of the memory is for those that have less than an equal part of
-// all, or half where there is one.
+// greedy reports whether a list may take no more cells. The last quarter of the memory is reserved for lists that have less
+// than an equal part of it, or less than half if there is only one list.
 func (t *Table) greedy(list int) bool {
 	most := cmp.Or(t.most, mostTable)
 	return t.cells.Load()*cellBytes > most/4*3 &&
 		t.count[list].Load()*int64(max(2, bits.OnesCount64(t.taken.Load()))) > most/cellBytes*4/5
 }
 
-// grow makes room by a fifth, and leaves out what no peer has.
+// grow moves a shard to a larger array of cells and drops the dead cells. The new array has room for half as many fingerprints
+// again.
 func (t *Table) grow(s *shard) bool {
 	old, alive := s.all(), s.used-s.dead
 	size := alive*3/2 + 16
@@ -213,8 +217,8 @@ func (t *Table) grow(s *shard) bool {
 	return true
 }
 
-// empty is so many cells without a fingerprint, nil if there is no memory for them. Many are not on Go's heap, where those that are out
-// of date would take as much again until they are collected.
+// empty returns n empty cells, or nil if there is no memory. Large arrays are mapped outside Go's heap: on the heap, replaced
+// arrays would take the same amount again until the next collection.
 func (s *shard) empty(n int) []cell {
 	if n <= fewCells {
 		return make([]cell, n)
@@ -229,7 +233,7 @@ func (s *shard) empty(n int) []cell {
 	return s.spare[:n]
 }
 
-// clear gives the memory of cells back and keeps their addresses: who reads them finds them empty.
+// clear releases the physical memory of cells and keeps them mapped. A reader that still has them finds them empty.
 func (s *shard) clear(cells []cell) {
 	cells = cells[:cap(cells)]
 	s.spare = nil
@@ -239,7 +243,7 @@ func (s *shard) clear(cells []cell) {
 	}
 }
 
-// learn enters the fingerprints of a message.
+// learn applies the fingerprints of a message to a list.
 func (t *Table) learn(list int, added, removed []byte) error {
 	if len(added)%8 != 0 || len(removed)%8 != 0 {
 		return fmt.Errorf("%w: fingerprints of %d and %d bytes", ErrMessage, len(added), len(removed))

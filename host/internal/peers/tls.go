@@ -20,12 +20,12 @@ import (
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
-// identity is this host's certificate and who signs those of its peers.
+// identity holds this host's certificate and the authorities that sign the certificates of its peers.
 type identity struct {
 	*regular.Renewed[papers]
 
 	mu    sync.Mutex
-	trust map[shownAs]*x509.CertPool // that has verified what is used
+	trust map[shownAs]*x509.CertPool // the pool that verified each certificate; a certificate is verified again when the pool has been replaced
 }
 
 type papers struct {
@@ -33,16 +33,17 @@ type papers struct {
 	pool *x509.CertPool
 }
 
-// shownAs is a certificate, and the name that it was to be for; empty: any. All connections with a certificate have the same pointer to it.
+// shownAs is a certificate together with the host name it must be valid for. An empty name accepts any. All connections that
+// show the same certificate share one pointer to it.
 type shownAs struct {
 	cert *x509.Certificate
 	name string
 }
 
-// mostTrust is how many certificates of connections are remembered as verified.
+// mostTrust is the most certificates that are remembered as verified.
 const mostTrust = 1 << 10
 
-// newIdentity is nil without files: what is said then is not encrypted.
+// newIdentity loads the files. Without files it returns nil, and connections are not encrypted.
 func newIdentity(cert, key, ca string, log *slog.Logger) (*identity, error) {
 	if cert == "" && key == "" && ca == "" {
 		return nil, nil
@@ -68,7 +69,7 @@ func newIdentity(cert, key, ca string, log *slog.Logger) (*identity, error) {
 	return &identity{Renewed: files, trust: map[shownAs]*x509.CertPool{}}, err
 }
 
-// serving demands a certificate of who calls.
+// serving returns the credentials of the server, which demand a certificate from every client.
 func (id *identity) serving() credentials.TransportCredentials {
 	if id == nil {
 		return insecure.NewCredentials()
@@ -80,7 +81,7 @@ func (id *identity) serving() credentials.TransportCredentials {
 	}})
 }
 
-// calling demands that a peer's certificate is for the name that the configuration has for it.
+// calling returns the credentials of a client. They demand that the server's certificate is valid for the configured name.
 func (id *identity) calling(name string) credentials.TransportCredentials {
 	if id == nil {
 		return insecure.NewCredentials()
@@ -88,13 +89,14 @@ func (id *identity) calling(name string) credentials.TransportCredentials {
 	return credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS13, ServerName: name,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return id.Now().pair, nil },
-		InsecureSkipVerify:   true, // VerifyConnection verifies, with the authorities of the moment
+		InsecureSkipVerify:   true, // VerifyConnection verifies instead, with the authorities that are loaded now
 		VerifyConnection:     func(c tls.ConnectionState) error { return id.verify(c.PeerCertificates, name) },
 	})
 }
 
-// verify verifies what the other side of a connection has shown, by the authorities of the moment. Connections last longer than those. The
-// name is that of a server; empty: of a client, whose handshake has looked at the rest.
+// verify checks a certificate chain against the authorities that are loaded now. A connection can outlive the authorities with
+// which its handshake was checked. The name is the server's host name. For a client's chain it is empty: the handshake has
+// checked the rest.
 func (id *identity) verify(chain []*x509.Certificate, name string) error {
 	pool, as := id.Now().pool, shownAs{chain[0], name}
 	id.mu.Lock()
@@ -123,7 +125,7 @@ func (id *identity) verify(chain []*x509.Certificate, name string) error {
 	return err
 }
 
-// admits says whether a call comes from a host that is trusted still.
+// admits refuses a call if the certificate of its connection is no longer trusted.
 func (id *identity) admits(ctx context.Context) error {
 	if chain := shown(ctx); id != nil && chain != nil {
 		if err := id.verify(chain, ""); err != nil {
@@ -133,7 +135,7 @@ func (id *identity) admits(ctx context.Context) error {
 	return nil
 }
 
-// shown is what the other side of a connection has shown, nil without TLS.
+// shown returns the certificate chain of the other side, or nil without TLS.
 func shown(ctx context.Context) []*x509.Certificate {
 	if p, ok := grpcpeer.FromContext(ctx); ok {
 		info := p.AuthInfo

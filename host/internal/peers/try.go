@@ -14,7 +14,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// NIXL says what this host has of NIXL: its library and the ways that UCX has found. It is empty where there is none.
+// NIXL describes the NIXL library of this host and the transports that UCX found. It is empty if NIXL is not in use.
 func (p *Peers) NIXL() (says string, err error) {
 	if p.nixl == nil {
 		return "", nil
@@ -23,15 +23,15 @@ func (p *Peers) NIXL() (says string, err error) {
 	return fmt.Sprintf("%s %s, UCX has found %s", p.nixl.lib.Path(), p.nixl.lib.Version(), strings.Join(ways, ", ")), err
 }
 
-// Tried is what an address of a peer has answered.
+// Tried is the result of asking a peer at one of its addresses.
 type Tried struct {
 	Address string
-	NIXL    error   // why it is not read by NIXL, if both hosts have it
-	Speed   float64 // of READs, bytes a second; 0: by gRPC alone
+	NIXL    error   // why NIXL cannot read the peer; nil if it can, or if a host lacks NIXL
+	Speed   float64 // bytes a second of NIXL reads; 0 if the peer is read by gRPC only
 }
 
-// Try asks a host's peer at each of its addresses, and measures how fast its memory is read by NIXL. The error says which do not answer,
-// or why it has no address.
+// Try asks the peer at each address that its name resolves to, and measures the speed of NIXL reads from it. The error lists
+// the addresses without an answer, or says why the name does not resolve.
 func (p *Peers) Try(ctx context.Context, name string) (list []Tried, err error) {
 	host, port, err := net.SplitHostPort(name)
 	if err != nil {
