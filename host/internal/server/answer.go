@@ -11,25 +11,25 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// lookupHits are what a LOOKUP has found.
+// lookupHits holds the result of a LOOKUP.
 type lookupHits struct {
 	Lease   *store.Lease
-	Readers uint64          // local ranks that will load
-	Bytes   int64           // of the pages of a rank's chunk
-	Own     *transfer.Queue // of the session that asks, for ranks that have registered no memory
+	Readers uint64          // local ranks that will load the hits, as bits
+	Bytes   int64           // bytes of one rank's pages of a chunk
+	Own     *transfer.Queue // queue of the session that asks; it stands for ranks that have registered no memory
 }
 
-// lookupAnswer is the answer to a LOOKUP, in one piece.
+// lookupAnswer is the answer to a LOOKUP together with its parts, so that one allocation holds all of them.
 type lookupAnswer struct {
 	Message proto.SessionResponse
 	Reply   proto.LookupReply
 	body    proto.SessionResponse_Lookup
-	level   [1]proto.LevelHits // most hits are in one level
+	level   [1]proto.LevelHits // room for one level: most answers need no more
 	levels  [1]*proto.LevelHits
-	times   [2]durationpb.Duration // of all hits, and of those in level
+	times   [2]durationpb.Duration // load times of all hits and of the hits in level
 }
 
-// newLookupAnswer makes an answer to a message.
+// newLookupAnswer returns an empty answer to the message with this id.
 func newLookupAnswer(id uint64) *lookupAnswer {
 	a := &lookupAnswer{}
 	a.body.Lookup = &a.Reply
@@ -39,7 +39,7 @@ func newLookupAnswer(id uint64) *lookupAnswer {
 	return a
 }
 
-// Fill fills in where the hits are, and how long loads of them take: 0 where that was not measured yet.
+// Fill adds the levels of the hits and the expected load times. A load time is 0 if it has not been measured yet.
 func (a *lookupAnswer) Fill(h lookupHits, e *servingEngine) {
 	e.mu.Lock()
 	queues := e.queues
@@ -82,16 +82,16 @@ func (a *lookupAnswer) Fill(h lookupHits, e *servingEngine) {
 	}
 }
 
-// lookupInHand is a LOOKUP and what was found.
+// lookupInHand is a LOOKUP that has been looked up and not yet answered.
 type lookupInHand struct {
 	message *proto.SessionRequest
 	since   time.Time
 	span    requestSpan
 	group   *kv.Group
-	lease   *sharedLease // nil if no key is looked up
+	lease   *sharedLease // nil if the LOOKUP needs no key
 }
 
-// answerLookup answers, and grants the lease.
+// answerLookup grants the lease and sends the answer.
 func (x *session) answerLookup(a lookupInHand) error {
 	reply, m, asked := newLookupAnswer(a.message.Id), a.message.GetLookup(), 0
 	if a.lease != nil {
@@ -139,13 +139,14 @@ func (x *session) answer(answer *lookupAnswer, g *kv.Group, l *sharedLease) erro
 	return err
 }
 
-// setDuration sets a duration that is a part of a larger allocation.
+// setDuration sets a duration in place, where durationpb.New would allocate.
 func setDuration(m *durationpb.Duration, d time.Duration) *durationpb.Duration {
 	m.Seconds, m.Nanos = int64(d/time.Second), int32(d%time.Second)
 	return m
 }
 
-// longest is the longest time that a reader's queue takes to load from some places, 0 where that of one of them is not known.
+// longest returns the time that the slowest reader needs to load from some places. It is 0 if the time of any reader is
+// unknown.
 func (h *lookupHits) longest(queues *[kv.MaxRanks]*transfer.Queue, places []store.Place) (longest time.Duration) {
 	for rank, q := range queues {
 		if h.Readers>>rank&1 == 0 {
@@ -163,7 +164,7 @@ func (h *lookupHits) longest(queues *[kv.MaxRanks]*transfer.Queue, places []stor
 	return longest
 }
 
-// grow makes room for the hits of so many levels.
+// grow returns n empty entries for the levels of the answer.
 func (a *lookupAnswer) grow(n int) []*proto.LevelHits {
 	if n <= len(a.levels) {
 		a.Reply.Levels = a.levels[:n]

@@ -10,22 +10,23 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// mostAsking is how many LOOKUPs of a session may wait for peers.
+// mostAsking is the most LOOKUPs of a session that may wait for peers at a time.
 const mostAsking = 64
 
-// askPeer asks a peer for what a lookup has missed, on a goroutine that the session's end waits for, and answers then. It is false if
-// that cannot be. The turn is held.
+// askPeer asks peers for the entries that a lookup missed, and answers the LOOKUP afterwards. It does so on a goroutine that
+// the session's end waits for. It returns false, without asking, if the session has too many such LOOKUPs or is ending. The
+// turn must be held.
 func (x *session) askPeer(ask *peers.Ask, q store.LookupRequest, a lookupInHand) bool {
 	if len(x.lookups.asking) >= mostAsking {
 		return false
 	}
-	q.Keys = slices.Clone(q.Keys) // they are the session's scratch memory
+	q.Keys = slices.Clone(q.Keys) // the session reuses the memory of the keys for its next LOOKUP
 	this := &asking{request: a.lease.request}
 	deadline := x.server.cfg.Peers.Deadline()
 	if !x.jobs.wait(func() {
 		ctx, stop := context.WithTimeout(x.ctx, deadline)
 		defer stop()
-		again := time.Now().Add(deadline / 2) // who is asked later has little time to answer
+		again := time.Now().Add(deadline / 2) // a peer that is asked later than this has too little time to answer
 		if next := x.asked(ask, ask.Run(ctx), this, q, a, again); next != nil {
 			x.asked(next, next.Run(ctx), this, q, a, time.Time{})
 		}
@@ -36,8 +37,9 @@ func (x *session) askPeer(ask *peers.Ask, q store.LookupRequest, a lookupInHand)
 	return true
 }
 
-// asked looks again if there is more to be found, and answers, unless another peer promises what those that were asked have evicted or will not
-// lend: it is asked if there is time.
+// asked ends one round of asking. It repeats the lookup if peers have lent entries, and answers. If other peers promise entries
+// that the peers of this round have evicted or would not lend, and again has not passed, it returns an Ask for them instead of
+// answering.
 func (x *session) asked(ask *peers.Ask, more bool, this *asking, q store.LookupRequest, a lookupInHand, again time.Time) *peers.Ask {
 	x.inbox.Turn.Lock()
 	defer x.inbox.Turn.Unlock()
@@ -69,12 +71,12 @@ func (x *session) asked(ask *peers.Ask, more bool, this *asking, q store.LookupR
 	return nil
 }
 
-// wasAsked ends the wait of a LOOKUP. The turn is held.
+// wasAsked removes a LOOKUP from those that wait for peers. The turn must be held.
 func (x *session) wasAsked(this *asking) {
 	x.lookups.asking = slices.DeleteFunc(x.lookups.asking, func(o *asking) bool { return o == this })
 }
 
-// endAsking has LOOKUPs of a request that ends grant nothing. The turn is held.
+// endAsking makes the waiting LOOKUPs of a request grant nothing, because the request has ended. The turn must be held.
 func (x *session) endAsking(request uint32) {
 	for _, o := range x.lookups.asking {
 		o.ended = o.ended || o.request == request

@@ -20,17 +20,17 @@ func (r *registration) checkBlocks(i int, blocks []uint32, holes bool) error {
 	return nil
 }
 
-// blockSet finds block ids that one job names twice. Its memory grows with the ids of a job, not with the blocks that
-// a client says it has.
+// blockSet finds block ids that a job names twice. It is sized by the ids of the job, not by the number of blocks that the
+// client claims to have.
 type blockSet struct {
-	slots []uint64 // open addressing: the stamp of a job, and an id that it names
+	slots []uint64 // hash table with open addressing; an element is a job's stamp and a block id
 	stamp uint32
 }
 
-// blockSets are shared by all sessions: a set is used only while one message is checked.
+// blockSets is the pool of sets for all sessions. A set is in use only while one message is checked.
 var blockSets = sync.Pool{New: func() any { return new(blockSet) }}
 
-// Begin empties the set for a job with so many ids. It is not cleared but stamped anew.
+// Begin empties the set and makes room for so many ids. Instead of clearing the table it takes a new stamp.
 func (u *blockSet) Begin(ids int) {
 	size := 1 << bits.Len(uint(2*ids))
 	if u.stamp++; len(u.slots) < size || u.stamp == 0 {
@@ -38,7 +38,7 @@ func (u *blockSet) Begin(ids int) {
 	}
 }
 
-// Add reports whether the job had not named the id yet. Begin has made room for all its ids.
+// Add adds an id and reports whether it is new to the job. Begin must have made room for it.
 func (u *blockSet) Add(b uint32) bool {
 	want := uint64(u.stamp)<<32 | uint64(b)
 	mask := uint64(len(u.slots) - 1)

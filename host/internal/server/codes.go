@@ -14,7 +14,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// message converts any error to its wire form.
+// message converts an error to its wire form.
 func message(err error) *proto.Error {
 	var f *fault
 	if errors.As(err, &f) {
@@ -86,7 +86,7 @@ var discardResults = [...]proto.DiscardResult{
 	store.DiscardUnavailable: proto.DiscardResult_DISCARD_RESULT_UNAVAILABLE,
 }
 
-// discardReply is the answer to a DISCARD.
+// discardReply returns the answer to a DISCARD.
 func discardReply(results []store.DiscardResult) *proto.DiscardReply {
 	r := &proto.DiscardReply{Results: make([]proto.DiscardResult, len(results))}
 	for i, result := range results {

@@ -14,49 +14,50 @@ import (
 	"github.com/kvhost/kvhost/host/internal/transfer"
 )
 
-// Config configures a server. Zero limits and times are the defaults.
+// Config configures a server. A limit or time of 0 means its default.
 type Config struct {
 	Store  *store.Store
 	Engine *transfer.Engine
-	// GPUs are those of which sessions may register memory. The engine knows them too. They outlive the server.
+	// GPUs are the GPUs whose memory clients may register. Engine must know them, too. They must outlive the server.
 	GPUs   []*gds.GPU
 	Log    *slog.Logger
 	Limits Limits
-	// Memory is what all sessions together may make the host hold, as of [budget.OfMemory]. nil: defaultMemory.
+	// Memory limits the memory that all sessions together may occupy: see [budget.OfMemory]. nil means defaultMemory.
 	Memory *budget.Budget
-	// Arriving is the same for messages that no session has yet, as of [budget.OfArriving]. nil: of an eighth of defaultMemory.
+	// Arriving limits the memory of messages that have not reached a session yet: see [budget.OfArriving]. nil means an eighth
+	// of defaultMemory.
 	Arriving *budget.Budget
-	// Capacity is that of all roots. 0: there is no limit of what stores that wait may reserve.
+	// Capacity is the capacity of all roots in bytes. It limits the reservations of waiting stores. 0 means no limit.
 	Capacity int64
-	// Levels is how many the store has.
+	// Levels is the number of levels of the store.
 	Levels int
-	// LeaseTTL is how long a lease pins its entries unless it is loaded or released.
+	// LeaseTTL is the time for which a lease pins its entries if it is neither loaded nor released.
 	LeaseTTL time.Duration
-	// MaxWait is how long a job may wait for a semaphore of its client.
+	// MaxWait is the longest time that a job may wait for a semaphore of its client.
 	MaxWait time.Duration
-	// HelloTimeout is how long a stream may exist without an accepted HELLO.
+	// HelloTimeout is the time within which a new stream must send an accepted HELLO.
 	HelloTimeout time.Duration
-	// SlowTimeout is how long a session's outgoing queue may stay over its limit.
+	// SlowTimeout is the time for which the outgoing queue of a session may stay over its limit.
 	SlowTimeout time.Duration
-	// Version is the host's version, for HELLO and Status.
+	// Version is the host's version. HELLO and Status return it.
 	Version string
-	// Pins are namespace fields, by their names in the namespace's text, that every session must agree with.
+	// Pins are namespace fields that every session must match. The keys are the field names in the namespace's text form.
 	Pins Pins
-	// Info returns the part of Status that the server does not know. Optional.
+	// Info returns the part of Status that the server does not know. It may be nil.
 	Info func() *proto.StatusResponse
-	// Users may connect, besides root and the host's own user.
+	// Users are the users that may connect, in addition to root and the host's own user.
 	Users socket.Users
-	// Rules say which tenants users may be, and what those see.
+	// Rules define which users may act for which tenants, and which entries a tenant sees.
 	Rules socket.Rules
-	// Admin implements the admin service. Optional.
+	// Admin implements the admin service. It may be nil.
 	Admin proto.AdminServiceServer
-	// Peers may have what a lookup misses. Optional.
+	// Peers are asked for entries that a lookup misses. It may be nil.
 	Peers *peers.Peers
-	// Spans makes spans of requests. Optional.
+	// Spans records spans of requests. It may be nil.
 	Spans *RequestSpans
 }
 
-// Limits bound what one client, and all clients together, can make the host hold.
+// Limits bound the resources that one client, or all clients together, can make the host hold.
 type Limits struct {
 	KeysPerLookup int
 	ChunksPerJob  int
@@ -64,7 +65,7 @@ type Limits struct {
 	Sessions      int
 	Jobs          int   // per session at a time
 	Leases        int   // per session at a time
-	Requests      int   // per session, not ended
+	Requests      int   // per session, not ended yet
 	SessionArena  int64 // bytes mapped for one session
 	ArenaBytes    int64 // bytes mapped for all sessions
 	Descriptors   int   // per session, received and not named by a message yet
@@ -88,15 +89,15 @@ func (l *Limits) checkChunks(n int) error {
 	return nil
 }
 
-// Defaults of limits that bytes are derived from.
+// Defaults from which limits in bytes are derived.
 const (
 	defaultMemory = 2 << 30
 	defaultKeys   = 1 << 16
 	defaultChunks = 1 << 12
 )
 
-// orDefaults returns c with every unset limit and time filled in. The limits are generous for an engine and still bound a
-// broken client.
+// orDefaults returns c with a default for every unset limit and time. The defaults are generous for an engine, and still bound
+// a broken client.
 func (c Config) orDefaults() Config {
 	l := &c.Limits
 	orDefault(&l.KeysPerLookup, defaultKeys)
@@ -108,7 +109,7 @@ func (c Config) orDefaults() Config {
 	orDefault(&l.Requests, 1<<16)
 	orDefault(&l.SessionArena, 1<<42)
 	orDefault(&l.ArenaBytes, 1<<43)
-	orDefault(&l.Descriptors, 1<<12) // a GPU's memory may come in several thousand segments
+	orDefault(&l.Descriptors, 1<<12) // the memory of a GPU may come in several thousand segments
 	orDefault(&l.Outgoing, 1<<12)
 	orDefault(&c.LeaseTTL, time.Minute)
 	orDefault(&c.MaxWait, time.Minute)
@@ -116,7 +117,7 @@ func (c Config) orDefaults() Config {
 	orDefault(&c.SlowTimeout, 10*time.Second)
 	orDefault(&c.Capacity, 1<<60)
 	if c.Memory == nil {
-		c.Memory, _ = budget.OfMemory(max(defaultMemory, 2*budget.LeastMemory*int64(l.Sessions)), 0, l.Sessions) // large enough
+		c.Memory, _ = budget.OfMemory(max(defaultMemory, 2*budget.LeastMemory*int64(l.Sessions)), 0, l.Sessions) // cannot fail: the memory is large enough
 	}
 	if c.Arriving == nil {
 		c.Arriving = budget.OfArriving(budget.ArrivingPart(defaultMemory, 0), l.Sessions)
@@ -133,7 +134,7 @@ func orDefault[T int | int64 | time.Duration](have *T, value T) {
 	}
 }
 
-// budgets are what the sessions of a configuration share.
+// budgets returns the budgets that all sessions share.
 func (c *Config) budgets() budget.Sessions {
 	return budget.Sessions{
 		Memory: c.Memory, Arriving: c.Arriving, Descriptors: budget.OfDescriptors(c.Limits.Sessions),

@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// descriptors are the files that a message has used up, by tag.
+// descriptors holds the files that a message has taken, by tag.
 type descriptors map[uint64]*os.File
 
 func (d descriptors) close() {
@@ -17,7 +17,7 @@ func (d descriptors) close() {
 	}
 }
 
-// giveDescriptor keeps a descriptor until a message names its tag.
+// giveDescriptor stores a received descriptor until a message names its tag.
 func (c *clientMemory) giveDescriptor(tag uint64, f *os.File) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -36,7 +36,7 @@ func (c *clientMemory) giveDescriptor(tag uint64, f *os.File) error {
 	return nil
 }
 
-// takeDescriptor hands a descriptor out, once.
+// takeDescriptor removes a descriptor and returns it, or nil if none has this tag.
 func (c *clientMemory) takeDescriptor(tag uint64) *os.File {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -48,7 +48,7 @@ func (c *clientMemory) takeDescriptor(tag uint64) *os.File {
 	return f
 }
 
-// takeDescriptors takes the descriptors that regions name, as far as they came.
+// takeDescriptors removes and returns the descriptors that regions name. Tags without a descriptor are skipped.
 func (c *clientMemory) takeDescriptors(regions []*proto.Region) descriptors {
 	files := descriptors{}
 	for _, r := range regions {
@@ -61,7 +61,7 @@ func (c *clientMemory) takeDescriptors(regions []*proto.Region) descriptors {
 	return files
 }
 
-// closeDescriptors closes the descriptors that no message has named, and refuses others.
+// closeDescriptors closes the descriptors that were not taken, and refuses further ones.
 func (c *clientMemory) closeDescriptors() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

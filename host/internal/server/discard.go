@@ -5,8 +5,9 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 )
 
-// discard is DISCARD. Stores that came before it are reserved first: a key that is being stored is in use. Files may be on
-// a disk that hangs, so their removal has its own goroutine: if the session ends, the turn passes on.
+// discard handles DISCARD. It waits until all earlier STOREs have reserved, because a key that is being stored counts as in
+// use. The removal runs on its own goroutine, since a file may be on a disk that hangs. If the session ends first, discard
+// returns and lets go of the turn.
 func (x *session) discard(message *proto.SessionRequest) error {
 	id, m, span := message.Id, message.GetDiscard(), x.server.cfg.Spans.Begin(message)
 	group, err := groupOf(x.ns, m.GetGroup())

@@ -11,11 +11,12 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// receive takes one message from the reader. CANCEL, AWAIT_COPIES and PING are handled here, the rest in order.
+// receive takes one message from the reader. It handles CANCEL, AWAIT_COPIES and PING at once, and submits all others to be
+// handled in order.
 func (x *session) receive(m *proto.SessionRequest) {
 	if m.GetId() <= x.lastID {
 		err := invalid("id", "%d does not follow %d", m.GetId(), x.lastID)
-		// not reply: the id may be that of a message which is not answered yet
+		// Not x.reply: the id may belong to an earlier message that is still unanswered.
 		x.out.Push(outgoing{SessionResponse: x.refusal(m.GetId(), err)})
 		return
 	}
@@ -56,9 +57,9 @@ func (x *session) receive(m *proto.SessionRequest) {
 	}
 }
 
-// receiveJob enters a job and submits its message. A message over the limits is refused before it is queued.
+// receiveJob enters a job in the table and submits its message. A message over the limits is refused before it is queued.
 func (x *session) receiveJob(m *proto.SessionRequest, chunks int) error {
-	if chunks > 0 { // no chunks are wrong too, but a missing HELLO is reported first
+	if chunks > 0 { // an empty job is refused later, since a missing HELLO must be reported first
 		if err := x.cfg.Limits.checkChunks(chunks); err != nil {
 			return err
 		}
@@ -73,7 +74,7 @@ func (x *session) receiveJob(m *proto.SessionRequest, chunks int) error {
 	return err
 }
 
-// newJob enters a job in the session's table.
+// newJob creates a job and enters it in the session's table.
 func (x *session) newJob(m *proto.SessionRequest) (*job, error) {
 	j := &job{id: m.GetId(), session: x, message: m, since: time.Now(), started: make(chan struct{})}
 	j.abandon, j.span = x.abandon, x.server.cfg.Spans.Begin(m)
@@ -85,7 +86,7 @@ func (x *session) newJob(m *proto.SessionRequest) (*job, error) {
 	return j, nil
 }
 
-// abandon completes a job that was cancelled before any of it ran: all its chunks are cancelled.
+// abandon completes a job that was cancelled before any part of it ran. All of its chunks have the result cancelled.
 func (x *session) abandon(j *job) {
 	switch {
 	case x.ctx.Err() != nil: // the client is gone
@@ -108,7 +109,7 @@ func (x *session) abandon(j *job) {
 	}
 }
 
-// handle handles one ordered message. The inbox calls it with the turn held.
+// handle handles one message in its turn. The inbox calls it with the turn held.
 func (x *session) handle(m *proto.SessionRequest) {
 	if x.ctx.Err() != nil {
 		x.drop(m)
@@ -117,7 +118,7 @@ func (x *session) handle(m *proto.SessionRequest) {
 	var j *job
 	switch m.Body.(type) {
 	case *proto.SessionRequest_Store, *proto.SessionRequest_Load:
-		if j = x.jobs.get(m.Id); j == nil { // cancelled, and so completed
+		if j = x.jobs.get(m.Id); j == nil { // cancelled, and thereby completed
 			x.useUpLease(m.GetLoad())
 			return
 		}
@@ -139,7 +140,7 @@ func (x *session) handle(m *proto.SessionRequest) {
 	}
 }
 
-// drop discards a message of a session that has ended. The session's end cancels jobs.
+// drop discards a message after the session has ended. Jobs are left to the teardown, which cancels them.
 func (x *session) drop(m *proto.SessionRequest) {
 	switch m.Body.(type) {
 	case *proto.SessionRequest_Store, *proto.SessionRequest_Load:
@@ -148,12 +149,12 @@ func (x *session) drop(m *proto.SessionRequest) {
 	}
 }
 
-// handleGreeted handles an ordered message after HELLO; j is the job of a STORE or LOAD.
+// handleGreeted handles a message after HELLO. j is the job of a STORE or LOAD, nil for other messages.
 func (x *session) handleGreeted(j *job, m *proto.SessionRequest) error {
 	switch b := m.Body.(type) {
 	case *proto.SessionRequest_Register:
 		err := x.memory.register(x.ns, int(x.units), b.Register)
-		if err == nil { // a lookup by another rank can tell how long its load takes
+		if err == nil { // lets lookups by other ranks estimate the load time of this rank
 			x.engine.mu.Lock()
 			x.engine.queues[x.rank-x.engine.facts.firstRank] = x.queue
 			x.engine.mu.Unlock()
@@ -175,7 +176,7 @@ func (x *session) handleGreeted(j *job, m *proto.SessionRequest) error {
 		x.endAsking(b.EndRequest.GetRequest())
 		x.engine.endLeases(x.granted, b.EndRequest.GetRequest(), false)
 		end := x.engine.endRequest(x.granted, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))
-		// Policies learn the end after the request's stores, unless very much is queued.
+		// Policies should see the end after the request's stores, so it is queued behind them, unless the queue is long.
 		if n := x.reserving.Len(); n > 0 && n < x.cfg.Limits.Jobs {
 			x.reserving.Add(m.Id, end)
 		} else {
@@ -190,10 +191,10 @@ func (x *session) handleGreeted(j *job, m *proto.SessionRequest) error {
 	return nil
 }
 
-// hintsOf reads the hints of an END_REQUEST. The reasons have the same numbers in the policy contract.
+// hintsOf reads the hints of an END_REQUEST. The reasons have the same numbers in the wire protocol and in the policy contract.
 func hintsOf(m *proto.EndRequest) abi.Hints {
 	reason := m.GetReason()
-	if reason < 0 || reason > proto.EndReason_END_REASON_ABORT { // of a newer client
+	if reason < 0 || reason > proto.EndReason_END_REASON_ABORT { // a reason that only newer clients know
 		reason = proto.EndReason_END_REASON_UNSPECIFIED
 	}
 	return abi.Hints{
@@ -202,7 +203,7 @@ func hintsOf(m *proto.EndRequest) abi.Hints {
 	}
 }
 
-// outOfPlace refuses a second HELLO, and anything before the first.
+// outOfPlace refuses a second HELLO, and any other message before the first HELLO.
 func (x *session) outOfPlace(id uint64, j *job, hello bool) {
 	if hello {
 		x.fail(id, invalid("hello", "the session has sent HELLO already"))
@@ -235,7 +236,7 @@ func (x *session) awaitCopies(id uint64, m *proto.AwaitCopies) error {
 	return x.jobs.acknowledge(jobs, func() { x.done(id) })
 }
 
-// unregister is UNREGISTER. Its last part runs when the jobs are fenced, and takes the turn again.
+// unregister handles UNREGISTER. The memory is unmapped once all jobs on it are fenced, in a turn of its own.
 func (x *session) unregister(id uint64, m *proto.Unregister) error {
 	r, err := x.memory.registered(m.GetGroup())
 	if err != nil {
@@ -245,7 +246,7 @@ func (x *session) unregister(id uint64, m *proto.Unregister) error {
 		x.memory.unregister(r)
 		x.done(id)
 	}
-	jobs := x.jobs.list(func(j *job) bool { return j.reg == r }) // none starts now: this holds the turn
+	jobs := x.jobs.list(func(j *job) bool { return j.reg == r }) // no job starts now, because the turn is held
 	if len(jobs) == 0 {
 		forget()
 		return nil

@@ -16,7 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// servingEngine is what the sessions with one engine id share. It lives as long as any of them.
+// servingEngine is the state that the sessions with one engine id share. It exists as long as there is such a session.
 type servingEngine struct {
 	key     engineKey
 	facts   facts
@@ -24,33 +24,34 @@ type servingEngine struct {
 	numbers *requestNumbers
 	ended   func(request uint32, hints abi.Hints) // called when the last session has ended a request
 
-	sessions int // the server's mutex guards it
+	sessions int // guarded by the server's mutex
 
 	mu        sync.Mutex
 	leases    map[uint64]*sharedLease
-	byAge     sharedLease // no lease: it is between the youngest and the oldest one
-	early     []uint64    // leases that ended for younger ones, the latest
+	byAge     sharedLease // head of the ring of leases: its neighbours are the youngest and the oldest lease
+	early     []uint64    // the latest leases that the host ended to free room for others
 	lastLease uint64
 	requests  map[uint32]*request
-	queues    [kv.MaxRanks]*transfer.Queue // by local rank: where its registered memory is
+	queues    [kv.MaxRanks]*transfer.Queue // queue of the registered memory, by local rank
 }
 
-// engineKey names an engine. Tenants do not share names: none can take another's, or learn whether it is taken.
+// engineKey identifies an engine. The tenant is a part of it, so a tenant can neither take the name of another tenant's engine
+// nor learn whether it is in use.
 type engineKey struct {
 	tenant uint32
 	id     string
 }
 
-// facts are what all sessions of an engine must agree on.
+// facts are the properties that all sessions of an engine must agree on.
 type facts struct {
 	namespace  *kv.Namespace
 	localRanks uint32
-	firstRank  uint32 // of this node's ranks
-	pieces     uint64 // pieces that make an entry complete on this node
+	firstRank  uint32 // first rank on this node
+	pieces     uint64 // pieces that make an entry complete on this node, as bits
 }
 
-// agree refuses facts that differ from those of the engine's other sessions. The error names the first field, and
-// both values.
+// agree returns an error if f differs from the facts of the engine's other sessions. The error names the first field that
+// differs, and both values.
 func (f *facts) agree(with *facts) error {
 	disagree := func(field string, mine, theirs uint32) error {
 		return faultf(proto.Code_CODE_DISAGREEMENT, field, "%q against %q of the engine's other sessions",
@@ -72,7 +73,7 @@ func (f *facts) agree(with *facts) error {
 	return nil
 }
 
-// place returns the first rank of this node, and the pieces of this node.
+// place returns the first rank of this node and the pieces that its ranks store, as bits.
 func place(ns *kv.Namespace, rank, local uint32) (first uint32, pieces uint64, err error) {
 	ranks := uint32(max(1, ns.TensorParallel) * max(1, ns.ContextParallel) * max(1, ns.PipelineStages))
 	switch {
@@ -95,18 +96,18 @@ func place(ns *kv.Namespace, rank, local uint32) (first uint32, pieces uint64, e
 	return first, pieces, nil
 }
 
-// request is one request of the engine and its number in the store: engines choose their numbers freely, the store
+// request maps a request of the engine to its number in the store. Engines choose their request numbers freely, while the store
 // counts its own.
 type request struct {
 	number   uint32
-	hints    abi.Hints  // of the session that gave some last
-	sessions []*granted // those of the sessions that have named it and not ended it
+	hints    abi.Hints  // hints of the session that gave some last
+	sessions []*granted // sessions that have named the request and not ended it
 }
 
-// requestNumbers number the requests of all engines.
+// requestNumbers allocates the store's numbers for the requests of all engines.
 type requestNumbers struct{ last atomic.Uint32 }
 
-// next is never 0.
+// next returns a new number, which is never 0.
 func (n *requestNumbers) next() uint32 {
 	for {
 		if number := n.last.Add(1); number != 0 {
@@ -115,7 +116,7 @@ func (n *requestNumbers) next() uint32 {
 	}
 }
 
-// number returns the store's number for a request of this engine, 0 for none.
+// number returns the store's number of a request of this engine. It is 0 if id is 0.
 func (e *servingEngine) number(g *granted, id uint32) (uint32, error) {
 	if id == 0 {
 		return 0, nil
@@ -142,7 +143,8 @@ func (e *servingEngine) number(g *granted, id uint32) (uint32, error) {
 	return r.number, nil
 }
 
-// endRequest ends a session's part in a request. What it returns ends the store's request after the last part.
+// endRequest ends a request for one session. The returned function ends it in the store if this was the last session, and does
+// nothing otherwise.
 func (e *servingEngine) endRequest(g *granted, id uint32, hints abi.Hints) func() {
 	e.mu.Lock()
 	r := e.requests[id]
@@ -179,7 +181,7 @@ func (e *servingEngine) requestsOf(g *granted) []uint32 {
 	return ids
 }
 
-// grant registers a lease that has hits, and returns its number.
+// grant registers a lease with hits and returns its number.
 func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -199,7 +201,7 @@ func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
 	return l.id, nil
 }
 
-// find looks up a lease. A number that was granted once and is gone is over; any other was never granted.
+// find returns a lease by its number. A missing number is over if it was granted once, and unknown otherwise.
 func (e *servingEngine) find(id uint64) (*sharedLease, error) {
 	if l := e.leases[id]; l != nil {
 		return l, nil
@@ -213,7 +215,7 @@ func (e *servingEngine) find(id uint64) (*sharedLease, error) {
 	return nil, errLeaseOver
 }
 
-// leased returns the group of a lease's number, nil if no group has it.
+// leased returns the group that a lease's number names, or nil if there is no such group.
 func (e *servingEngine) leased(id uint64) *kv.Group {
 	groups := e.facts.namespace.Groups
 	if place := id & (1<<groupBits - 1); place < uint64(len(groups)) {
@@ -222,14 +224,14 @@ func (e *servingEngine) leased(id uint64) *kv.Group {
 	return nil
 }
 
-// peek finds a lease without using it up.
+// peek returns a lease without using it up.
 func (e *servingEngine) peek(id uint64) (*sharedLease, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.find(id)
 }
 
-// take uses up one reader's share of a lease. loaded must follow.
+// take marks a lease as used by one reader, which then may load. The caller must call loaded after the load.
 func (e *servingEngine) take(l *sharedLease, reader uint64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -244,7 +246,7 @@ func (e *servingEngine) take(l *sharedLease, reader uint64) error {
 	return nil
 }
 
-// loaded ends one reader's load.
+// loaded ends the load of one reader.
 func (e *servingEngine) loaded(l *sharedLease) {
 	e.mu.Lock()
 	l.loading--
@@ -255,7 +257,7 @@ func (e *servingEngine) loaded(l *sharedLease) {
 	}
 }
 
-// endLease releases or expires a lease: no further load starts, and running loads keep their pins.
+// endLease releases or expires a lease. No further load starts. Running loads keep the pins until they end.
 func (e *servingEngine) endLease(l *sharedLease) {
 	e.mu.Lock()
 	live := l.readers != 0
@@ -270,7 +272,7 @@ func (e *servingEngine) endLease(l *sharedLease) {
 	}
 }
 
-// remove takes a lease off the table.
+// remove removes a lease from the table.
 func (e *servingEngine) remove(l *sharedLease) {
 	l.timer.Stop()
 	delete(e.leases, l.id)
@@ -278,7 +280,7 @@ func (e *servingEngine) remove(l *sharedLease) {
 	l.owner.leases--
 }
 
-// enlist makes a lease the youngest of the ring that byAge is in.
+// enlist inserts a lease as the youngest into the ring.
 func (e *servingEngine) enlist(l *sharedLease) {
 	if e.byAge.younger == nil {
 		e.byAge.older, e.byAge.younger = &e.byAge, &e.byAge
@@ -287,7 +289,7 @@ func (e *servingEngine) enlist(l *sharedLease) {
 	l.older.younger, e.byAge.older = l, l
 }
 
-// endLeases ends the leases of a session, those of one request unless all is set.
+// endLeases ends the leases that a session holds for one request, or all of them.
 func (e *servingEngine) endLeases(g *granted, request uint32, all bool) {
 	e.mu.Lock()
 	var list []*sharedLease
@@ -297,7 +299,7 @@ func (e *servingEngine) endLeases(g *granted, request uint32, all bool) {
 		}
 	}
 	e.mu.Unlock()
-	// policies get the unpins in order
+	// in order, because policies observe the unpins
 	slices.SortFunc(list, func(a, b *sharedLease) int { return cmp.Compare(a.id, b.id) })
 	for _, l := range list {
 		e.endLease(l)

@@ -11,16 +11,16 @@ import (
 
 // Errors of serving.
 var (
-	// ErrClosing says that the host is going down.
+	// ErrClosing means that the host is shutting down.
 	ErrClosing = errors.New("server: host is closing")
-	// ErrServing says that Serve was called twice.
+	// ErrServing means that Serve was called twice.
 	ErrServing = errors.New("server: already serving")
 )
 
-// Causes of a session's end, besides the stream's own errors.
+// Reasons for the end of a session, in addition to the errors of its stream.
 var (
 	errClientDone = errors.New("server: client closed the session")
-	// errStreamOver says that the stream broke before the client ended it.
+	// errStreamOver means that the stream broke before the client closed the session.
 	errStreamOver = errors.New("server: the connection broke: the client died, or did not close its session")
 	errRefused    = errors.New("server: HELLO was refused")
 	errNoHello    = errors.New("server: no HELLO in time")
@@ -31,26 +31,27 @@ var (
 var (
 	errLeaseUnknown = errors.New("server: lease was never given")
 	errLeaseOver    = errors.New("server: lease is over: released, used or expired")
-	// errLeaseEarly says that the host ended a lease.
+	// errLeaseEarly means that the host ended a lease before its time.
 	errLeaseEarly = fmt.Errorf("%w; this one ended early: its tenant's leases held most of a root: load sooner what was "+
 		"looked up, or release it", errLeaseOver)
 )
 
-// errWaited says that a job waited for a semaphore of its client for too long.
+// errWaited means that a job waited too long for a semaphore of its client.
 var errWaited = errors.New("server: the semaphore did not reach wait_value within session.max_wait")
 
-// errInboxFull says that too many messages of a session wait for their turn.
+// errInboxFull means that too many messages of a session are waiting for their turn.
 var errInboxFull = errors.New("too many messages of this session are queued already")
 
-// Files that clients share.
+// Errors about files that clients share.
 var (
-	// errNotMapped says that a file cannot be mapped.
+	// errNotMapped means that a file does not qualify for mapping.
 	errNotMapped = errors.New("server: file refused")
-	// errUnprotected says that a mapping would allocate pages, because the kernel gives this process no userfaultfd.
+	// errUnprotected means that access to the mapping could allocate pages, because the kernel does not let this process use
+	// userfaultfd.
 	errUnprotected = errors.New("server: missing pages cannot be refused")
 )
 
-// fault is wrong input: the answer to one message, with code and field.
+// fault is an error in a client's message. It becomes the answer to that message.
 type fault struct {
 	code  proto.Code
 	field string
@@ -72,7 +73,7 @@ func invalid(field, format string, args ...any) *fault {
 	return faultf(proto.Code_CODE_INVALID, field, format, args...)
 }
 
-// at names an element of a repeated field: chunks[3].blocks.
+// at names an element of a repeated field, as in chunks[3].blocks.
 func at(list string, i int, field string) string {
 	s := list + "[" + strconv.Itoa(i) + "]"
 	if field != "" {
@@ -81,7 +82,7 @@ func at(list string, i int, field string) string {
 	return s
 }
 
-// groupOf finds a group of a namespace.
+// groupOf returns a group of a namespace.
 func groupOf(ns *kv.Namespace, id uint32) (*kv.Group, error) {
 	g, ok := ns.Group(id)
 	if !ok {

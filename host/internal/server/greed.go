@@ -8,8 +8,9 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 )
 
-// hold counts a lease's entries. Where they are scarce, as many bytes of leases end of the tenant that holds most, the oldest
-// first: else leases that are not loaded could keep other tenants from storing anything. A tenant alone keeps its leases.
+// hold charges a lease's entries to its session. If pinned space is scarce, it also ends leases of the tenant that pins the
+// most, the oldest first, until they add up to the size of the new lease. Otherwise leases that are never loaded could keep
+// other tenants from storing anything. If only one tenant has engines, its leases stay.
 func (s *Server) hold(l *sharedLease) {
 	bytes, scarce := l.pins.Holds()
 	l.owner.share.Leased(bytes)
@@ -35,8 +36,9 @@ func (s *Server) hold(l *sharedLease) {
 	}
 }
 
-// greediest is the tenant of which leases hold most bytes, and whether it is the only one with an engine. An entry counts once,
-// however many of its leases hold it: a shared prefix is no greed. All leases are looked at, so it is done once a second.
+// greediest returns the tenant whose leases pin the most bytes, and whether it is the only tenant with an engine. An entry
+// counts once for each tenant, so several leases on a shared prefix do not add up. The result is computed from all leases and
+// is therefore kept for a second.
 func (s *Server) greediest() (tenant uint32, alone bool) {
 	s.greed.mu.Lock()
 	defer s.greed.mu.Unlock()
@@ -65,10 +67,10 @@ func (s *Server) greediest() (tenant uint32, alone bool) {
 	return s.greed.tenant, s.greed.alone
 }
 
-// mostEarly is how many leases an engine remembers that ended before their time.
+// mostEarly is the number of early-ended leases that an engine remembers.
 const mostEarly = 1 << 10
 
-// oldestLease is a tenant's, of those that can be loaded.
+// oldestLease returns the oldest lease of a tenant that can still be loaded, and its engine.
 func (s *Server) oldestLease(tenant uint32) (of *servingEngine, oldest *sharedLease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,10 +12,10 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// maxName bounds engine ids, roles and device UUIDs.
+// maxName is the most bytes of an engine id, a role or a device UUID.
 const maxName = 256
 
-// hello is HELLO: it identifies the session, or refuses it by the first field that is wrong.
+// hello handles HELLO. It identifies the session, or returns an error about the first field that is wrong.
 func (x *session) hello(id uint64, m *proto.Hello) error {
 	if m.GetProtocol() != proto.Protocol {
 		return invalid("protocol", "%d, this host speaks %d", m.GetProtocol(), proto.Protocol)
@@ -50,7 +50,7 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	x.piece, x.units = ns.Pieces(x.rank)
 	x.memory.unsealed = m.GetUnsealedMemory()
 	x.memory.setDevice(m.GetDeviceUuid())
-	queue := "" // of host memory; queues live as long as the engine, so unknown devices get none
+	queue := "" // queue of host memory; an unknown device gets it, too, because queues are never removed
 	if x.memory.gpu != nil {
 		queue = x.memory.device
 	}
@@ -71,7 +71,7 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	return nil
 }
 
-// welcome is the answer to an accepted HELLO.
+// welcome returns the answer to an accepted HELLO.
 func (s *Server) welcome(x *session) *proto.HelloReply {
 	l, digest := x.cfg.Limits, x.ns.Digest()
 	return &proto.HelloReply{
@@ -95,10 +95,10 @@ func (s *Server) welcome(x *session) *proto.HelloReply {
 	}
 }
 
-// privateField is the namespace's field that keeps the entries of a private tenant apart.
+// privateField is the extra field that the host adds to the namespace of a private tenant, so that its entries are separate.
 const privateField = "kvhost.tenant"
 
-// admitted refuses a tenant that is not for the client's user, and gives a private tenant a namespace of its own.
+// admitted refuses a tenant that the client's user may not act for. It also gives a private tenant its own namespace.
 func (x *session) admitted(ns *kv.Namespace, tenant uint32) error {
 	rules := x.cfg.Rules
 	if !rules.Allow(x.memory.uid, tenant) {
@@ -117,7 +117,7 @@ func (x *session) admitted(ns *kv.Namespace, tenant uint32) error {
 	return nil
 }
 
-// sessionsOf counts a tenant's sessions. The caller holds the mutex.
+// sessionsOf counts a tenant's sessions. The server's mutex must be held.
 func (s *Server) sessionsOf(tenant uint32) (n int) {
 	for key, e := range s.engines {
 		if key.tenant == tenant {
@@ -127,7 +127,7 @@ func (s *Server) sessionsOf(tenant uint32) (n int) {
 	return n
 }
 
-// join adds a session to its serving engine, which it must agree with.
+// join adds a session to its engine, after checking that they agree.
 func (s *Server) join(x *session, key engineKey, f facts) (*servingEngine, error) {
 	sp, err := s.store.Namespace(x.ctx, f.namespace)
 	if err != nil {

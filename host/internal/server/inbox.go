@@ -9,25 +9,26 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// backlogSlots bounds the ordered messages that may queue behind one that waits for storage. The session's share of the
-// memory bounds their bytes.
+// backlogSlots is the most messages that may queue behind a message that waits for storage. Their bytes are bounded by the
+// session's share of the memory.
 const backlogSlots = 1 << 12
 
-// inbox handles a session's ordered messages one at a time: at once while nothing is queued, else on the executor.
+// inbox handles the ordered messages of a session one at a time. It handles a message on the caller's goroutine if no other is
+// queued, and on the executor otherwise.
 type inbox struct {
-	handle func(*proto.SessionRequest) // both are called with the turn held
-	drop   func(*proto.SessionRequest) // instead of handle, once the session has ended
+	handle func(*proto.SessionRequest) // handle and drop are called with the turn held
+	drop   func(*proto.SessionRequest) // called instead of handle after the session has ended
 
-	Turn   sync.Mutex // held while a message is handled; also guards what only such messages change
-	closed bool       // under Turn: no message is handled any more
+	Turn   sync.Mutex // held while a message is handled; it also guards state that only such messages change
+	closed bool       // guarded by Turn; set when no further message may be handled
 
 	backlog chan *proto.SessionRequest
-	waiting atomic.Int64 // messages given to the executor and not handled yet
+	waiting atomic.Int64 // messages queued for the executor and not handled yet
 	ended   atomic.Bool
 }
 
-// Submit handles a message at once if nothing is queued before it and it does not wait for storage, as DISCARD does. Otherwise
-// it queues it.
+// Submit handles a message at once if none is queued before it and it is no DISCARD, which waits for storage. Otherwise it
+// queues the message.
 func (b *inbox) Submit(m *proto.SessionRequest) error {
 	if m.GetDiscard() == nil && b.waiting.Load() == 0 {
 		b.inTurn(m)
@@ -40,13 +41,13 @@ func (b *inbox) Submit(m *proto.SessionRequest) error {
 			b.dropAll()
 		}
 		return nil
-	default: // refuse instead of waiting: CANCEL must get through
+	default: // refuse instead of waiting, so that the reader can still receive a CANCEL
 		b.waiting.Add(-1)
 		return fmt.Errorf("%w: %d", errInboxFull, cap(b.backlog))
 	}
 }
 
-// inTurn handles one message while no other is being handled.
+// inTurn handles one message when no other is being handled.
 func (b *inbox) inTurn(m *proto.SessionRequest) {
 	b.Turn.Lock()
 	defer b.Turn.Unlock()
@@ -57,7 +58,7 @@ func (b *inbox) inTurn(m *proto.SessionRequest) {
 	b.handle(m)
 }
 
-// Execute handles the queued messages until the context is done.
+// Execute handles queued messages until the context is done.
 func (b *inbox) Execute(ctx context.Context) {
 	for {
 		select {
@@ -70,7 +71,7 @@ func (b *inbox) Execute(ctx context.Context) {
 	}
 }
 
-// Close waits for the message being handled. No other will be.
+// Close waits until the current message has been handled, and drops all others.
 func (b *inbox) Close() {
 	b.Turn.Lock()
 	defer b.Turn.Unlock()

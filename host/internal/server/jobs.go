@@ -8,16 +8,16 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// jobTable holds a session's jobs, and the goroutines that the session's end waits for.
+// jobTable holds the jobs of a session and counts the goroutines that its end waits for.
 type jobTable struct {
 	limit int
 
 	mu      sync.Mutex
-	ended   bool // no job is added, no goroutine started
+	ended   bool // set by end: no further job or goroutine is accepted
 	jobs    map[uint64]*job
-	waiters sync.WaitGroup // added to under mu while not ended
+	waiters sync.WaitGroup // incremented under mu, only while ended is false
 
-	unacknowledged atomic.Int64 // CANCEL and AWAIT_COPIES messages that a waiter will answer
+	unacknowledged atomic.Int64 // CANCEL and AWAIT_COPIES messages that a goroutine will answer
 }
 
 // add enters a job, so that CANCEL, AWAIT_COPIES and the session's end find it.
@@ -34,7 +34,7 @@ func (t *jobTable) add(j *job) error {
 	return nil
 }
 
-// get returns a job, nil when it has completed.
+// get returns a job, or nil if it has completed.
 func (t *jobTable) get(id uint64) *job {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -65,7 +65,7 @@ func (t *jobTable) list(keep func(*job) bool) (list []*job) {
 	return list
 }
 
-// end refuses new jobs and waiters, and returns the jobs that are left.
+// end refuses further jobs and goroutines, and returns the remaining jobs.
 func (t *jobTable) end() []*job {
 	t.mu.Lock()
 	t.ended = true
@@ -73,7 +73,7 @@ func (t *jobTable) end() []*job {
 	return t.list(func(*job) bool { return true })
 }
 
-// hold makes the session's end wait until waiters.Done is called. It reports false once the end has begun.
+// hold makes the session's end wait until waiters.Done is called. It returns false if the end has begun.
 func (t *jobTable) hold() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -84,7 +84,7 @@ func (t *jobTable) hold() bool {
 	return true
 }
 
-// wait runs fn on a goroutine that the session's end waits for. It reports false once the end has begun.
+// wait runs fn on a goroutine that the session's end waits for. It returns false, without running fn, if the end has begun.
 func (t *jobTable) wait(fn func()) bool {
 	held := t.hold()
 	if held {
@@ -96,7 +96,7 @@ func (t *jobTable) wait(fn func()) bool {
 	return held
 }
 
-// named returns the jobs that an AWAIT_COPIES with this id names, all of them if it names none.
+// named returns the jobs that an AWAIT_COPIES names, or all jobs if it names none. Jobs that have completed are left out.
 func (t *jobTable) named(id uint64, m *proto.AwaitCopies) ([]*job, error) {
 	names := m.GetJobs()
 	if len(names) > t.limit {
@@ -117,8 +117,8 @@ func (t *jobTable) named(id uint64, m *proto.AwaitCopies) ([]*job, error) {
 	return jobs, nil
 }
 
-// acknowledge calls done once the jobs are fenced: at once, or on a goroutine that waits for them. Only the reader
-// calls it.
+// acknowledge calls done when all jobs are fenced. It does so at once if they are, and otherwise on a goroutine that waits.
+// Only the session's reader calls it.
 func (t *jobTable) acknowledge(jobs []*job, done func()) error {
 	jobs = slices.DeleteFunc(jobs, (*job).fenced)
 	if len(jobs) == 0 {

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// eventBatch is the most events of one message.
+// eventBatch is the most events in a message.
 const eventBatch = 1024
 
-// eventSource is what is streamed of [store.Store].
+// eventSource is the part of [store.Store] that event streams read.
 type eventSource interface {
 	Changes() *entries.ChangeLog
 	Snapshot(yield func([]entries.Change) bool)
@@ -23,14 +23,15 @@ type eventSource interface {
 // eventStream is one call of Events.
 type eventStream struct {
 	Store eventSource
-	Epoch uint64 // of this run of the host: positions of another are not resumed
+	Epoch uint64 // identifies this run of the host; positions of other runs cannot be resumed
 	Send  func(*proto.EventsResponse) error
-	Aside *semaphore.Weighted // held but while it waits and while Send sends
+	Aside *semaphore.Weighted // one unit is held except while the stream waits or Send sends
 
-	namespace []byte // empty: all
+	namespace []byte // digest of the namespace to stream; empty for all
 }
 
-// Run streams until the context ends or sending fails.
+// Run streams events until the context ends or Send fails. It begins with a snapshot unless the request resumes a position of
+// this run, and sends another snapshot if it falls behind the log.
 func (s *eventStream) Run(ctx context.Context, q *proto.EventsRequest) error {
 	s.namespace = q.GetNamespaceDigest()
 	_ = s.Aside.Acquire(context.Background(), 1)
@@ -71,10 +72,10 @@ func (s *eventStream) Run(ctx context.Context, q *proto.EventsRequest) error {
 	}
 }
 
-// snapshot sends what is resident. The changes after seq follow it.
+// snapshot sends all resident entries. The stream continues with the changes after seq.
 func (s *eventStream) snapshot(seq uint64) (err error) {
 	s.Store.Snapshot(func(list []entries.Change) bool {
-		err = s.Send(&proto.EventsResponse{Snapshot: true, Events: s.events(list)}) // nothing to resume after yet
+		err = s.Send(&proto.EventsResponse{Snapshot: true, Events: s.events(list)}) // without a position: a snapshot cannot be resumed before its end
 		return err == nil
 	})
 	if err != nil {
@@ -83,7 +84,7 @@ func (s *eventStream) snapshot(seq uint64) (err error) {
 	return s.Send(&proto.EventsResponse{Epoch: s.Epoch, Seq: seq, Snapshot: true, SnapshotEnd: true})
 }
 
-// changes sends changes, if any is of the namespace.
+// changes sends the changes in the stream's namespace, if there are any.
 func (s *eventStream) changes(seq uint64, list []entries.Change) error {
 	events := s.events(list)
 	if len(events) == 0 {

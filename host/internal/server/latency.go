@@ -11,9 +11,9 @@ type Answer uint8
 
 const (
 	AnswerLookup         Answer = iota
-	AnswerLoad                  // LOAD to LoadDone
-	AnswerStoreRead             // STORE to StoreRead: the engine may reuse its blocks
-	AnswerStorePublished        // STORE to StorePublished
+	AnswerLoad                  // from LOAD to LoadDone
+	AnswerStoreRead             // from STORE to StoreRead, when the engine may reuse its blocks
+	AnswerStorePublished        // from STORE to StorePublished
 	answers
 )
 
@@ -21,7 +21,7 @@ func (a Answer) String() string {
 	return [...]string{"lookup", "load", "store_read", "store_published"}[a]
 }
 
-// LatencyBounds are the upper bounds of the latency buckets, in seconds. One more bucket holds what took longer.
+// LatencyBounds are the upper bounds of the latency buckets in seconds. One further bucket counts longer times.
 var LatencyBounds = [...]float64{
 	10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30,
 }
@@ -35,7 +35,7 @@ type histogram struct {
 // Latencies are the histograms of all kinds of answers. The zero value is ready.
 type Latencies struct{ of [answers]histogram }
 
-// Observe records that an answer went out to a message that was received at since.
+// Observe records that an answer was sent to a message received at since.
 func (l *Latencies) Observe(a Answer, since time.Time) {
 	took := max(0, time.Since(since))
 	i, _ := slices.BinarySearch(LatencyBounds[:], took.Seconds())
@@ -52,7 +52,7 @@ type Latency struct {
 	Buckets [len(LatencyBounds) + 1]uint64 // not cumulative
 }
 
-// Read reads all histograms. Count is the sum of the buckets; Sum may include answers that are not counted yet.
+// Read returns all histograms. Count is the sum of the buckets. Sum may include an answer that Count does not include yet.
 func (l *Latencies) Read() []Latency {
 	list := make([]Latency, answers)
 	for a := range list {

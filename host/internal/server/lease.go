@@ -10,42 +10,42 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 )
 
-// sharedLease keeps a lookup's entries pinned for the ranks that will load them. The engine's mutex guards it.
+// sharedLease keeps the entries of a lookup pinned for the ranks that will load them. It is guarded by the engine's mutex.
 type sharedLease struct {
 	id      uint64
-	owner   *granted // what the engine has granted to the session that looked up
+	owner   *granted // record of the session that looked up
 	request uint32   // the client's number of the request
 	group   uint32
-	keys    int // how many keys the LOOKUP has
-	first   int // the first key that the LOOKUP needs: pins begin there
+	keys    int // number of keys in the LOOKUP
+	first   int // index of the first key that the LOOKUP needs; pins begins with it
 	pins    *store.Lease
-	bytes   int64  // the entries' size, which the session's share has
-	order   uint64 // the age among all leases of the host: an older lease has a lower number
+	bytes   int64  // size of the entries, charged to the session
+	order   uint64 // position among all leases of the host by age; lower is older
 	older   *sharedLease
 	younger *sharedLease
-	readers uint64 // local ranks that have not loaded yet; 0 when it is over
+	readers uint64 // local ranks that have not loaded yet, as bits; 0 when the lease is over
 	loading int
 	timer   *time.Timer
-	span    spans.Span // of the LOOKUP
+	span    spans.Span // span of the LOOKUP
 }
 
-// release gives back the pins of a lease that was granted, and its memory.
+// release ends the pins of a granted lease and its charges.
 func (l *sharedLease) release() {
 	l.pins.Release()
 	l.owner.share.Give(budget.Grants, l.grants())
 	l.owner.share.Give(budget.Entries, l.bytes)
 }
 
-// grants are the memory that the lease takes.
+// grants returns the charge for the lease in units of [budget.Grants].
 func (l *sharedLease) grants() int64 { return int64(l.keys-l.first) + budget.PerLease }
 
-// The low bits of a lease's number are its group's place in the namespace. So the layers of a load are known even
-// when its lease is over, and all of its semaphores can be written.
+// groupBits is the number of low bits of a lease's number that hold the index of its group in the namespace. The layers of a
+// load are therefore known even after its lease is over, and all of its semaphores can be written.
 const groupBits = 8
 
-var _ [1<<groupBits - proto.MaxGroups]struct{} // every group's place fits
+var _ [1<<groupBits - proto.MaxGroups]struct{} // fails to compile unless every group index fits
 
-// granted is what an engine has granted to one of its sessions. The engine's mutex guards the requests and the number of leases.
+// granted counts the leases and requests that one session has in its engine. It is guarded by the engine's mutex.
 type granted struct {
 	limits   *Limits
 	leaseTTL time.Duration
@@ -61,7 +61,7 @@ func newGranted(cfg *Config, sh *budget.Session) *granted {
 // granted reports whether key i of the LOOKUP may be loaded.
 func (l *sharedLease) granted(i int) bool { return i >= l.first && i < l.keys && l.pins.Has(i-l.first) }
 
-// greed is which tenant's leases hold most.
+// greed caches the result of greediest.
 type greed struct {
 	mu     sync.Mutex
 	tenant uint32

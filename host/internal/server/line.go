@@ -8,30 +8,30 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// stream is the server's end of the gRPC stream.
+// stream is the server's side of the gRPC stream.
 type stream interface {
 	Context() context.Context
 	Send(*proto.SessionResponse) error
 	Recv() (*proto.SessionRequest, error)
 }
 
-// line is a session's stream, and what it takes to answer on it.
+// line is the stream of a session together with the state for answering on it.
 type line struct {
 	stream stream
-	ctx    context.Context // done when the session is to end
+	ctx    context.Context // done when the session has to end
 	end    context.CancelCauseFunc
 	log    *slog.Logger
 	number uint64 // names the session in logs
 	nonce  [proto.NonceBytes]byte
-	lastID uint64 // the id of the last message; only the reader uses it
+	lastID uint64 // id of the last message; used by the reader only
 	out    *sendQueue
-	share  *budget.Session // the account of what the client makes the host hold
+	share  *budget.Session // account of the resources that the client occupies
 }
 
 func (l *line) reply(m *proto.SessionResponse) {
 	var bytes int64
 	switch m.Body.(type) {
-	case *proto.SessionResponse_StoreRead, *proto.SessionResponse_LoadLayer: // more answers follow
+	case *proto.SessionResponse_StoreRead, *proto.SessionResponse_LoadLayer: // not the last answer to the message
 	default:
 		bytes = l.share.Answered(m.Id)
 	}
@@ -42,7 +42,7 @@ func (l *line) done(id uint64) {
 	l.reply(&proto.SessionResponse{Id: id, Body: &proto.SessionResponse_Done{Done: &proto.Done{}}})
 }
 
-// doneUnless answers Done unless err is set, which it returns.
+// doneUnless answers Done if err is nil. It returns err.
 func (l *line) doneUnless(id uint64, err error) error {
 	if err == nil {
 		l.done(id)

@@ -8,8 +8,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/transfer"
 )
 
-// load is LOAD. Wrong input is an error. A lease that is over fails all blocks instead, since that is not the
-// client's fault.
+// load handles LOAD. Invalid input is an error. If the lease is over, the LOAD is answered with a failure of every chunk
+// instead, since that is not the client's fault.
 func (x *session) load(j *job, m *proto.Load) error {
 	if err := x.cfg.Limits.checkChunks(len(m.GetChunks())); err != nil {
 		return err
@@ -34,7 +34,7 @@ func (x *session) load(j *job, m *proto.Load) error {
 	if spec.Chunks, err = checkLoad(m, l, reg); err != nil {
 		return err
 	}
-	if err := x.engine.take(l, x.reader()); err != nil { // this rank has loaded already, or the lease just expired
+	if err := x.engine.take(l, x.reader()); err != nil { // this rank has loaded already, or the lease has just expired
 		s.failAll(err)
 		return nil
 	}
@@ -55,7 +55,7 @@ func (x *session) load(j *job, m *proto.Load) error {
 	return nil
 }
 
-// readTimeline reads the LOAD's timeline, which has status semaphores for every layer.
+// readTimeline reads the timeline of the LOAD. A layer-wise LOAD has a status semaphore for each layer.
 func (s *loading) readTimeline(m *proto.Load) (err error) {
 	x, layers := s.job.session, 0
 	if g := x.engine.leased(m.GetLease()); g != nil && m.GetLayers() {
@@ -65,8 +65,8 @@ func (s *loading) readTimeline(m *proto.Load) (err error) {
 	return err
 }
 
-// useUpLease takes this rank's share of the lease of a LOAD that was cancelled while it was queued, as every LOAD
-// does. m is nil for a STORE.
+// useUpLease uses up this rank's share of a lease for a LOAD that was cancelled in the queue, since every LOAD does so. m is
+// nil for a STORE.
 func (x *session) useUpLease(m *proto.Load) {
 	if m == nil || x.engine == nil {
 		return
@@ -76,12 +76,12 @@ func (x *session) useUpLease(m *proto.Load) {
 	}
 }
 
-// checkLoad reads the chunks of a LOAD, for each unit of the session one.
+// checkLoad returns the chunks of a LOAD, one for each chunk of the message and each unit of the session.
 func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.LoadChunk, error) {
 	chunks := make([]transfer.LoadChunk, 0, len(m.GetChunks())*reg.units)
 	used := blockSets.Get().(*blockSet)
 	defer blockSets.Put(used)
-	ids := 0 // those that came, whatever the group's geometry says
+	ids := 0 // number of ids in the message, which may not match the group's geometry
 	for _, c := range m.GetChunks() {
 		ids += len(c.GetBlocks())
 	}
@@ -105,14 +105,14 @@ func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.Loa
 	return chunks, nil
 }
 
-// loading collects a LOAD's answer.
+// loading collects the results of a LOAD for its answer.
 type loading struct {
 	job      *job
-	units    int // the engine's chunk i is of the message's chunk i / units
+	units    int // chunk i of the transfer job belongs to chunk i / units of the message
 	chunks   []*proto.LoadChunk
-	lease    *sharedLease // taken, or nil
+	lease    *sharedLease // taken lease, or nil
 	timeline *timeline
-	silent   bool // no message for a layer
+	silent   bool // no message for each layer
 }
 
 func (s *loading) layer(layer uint32, failed []int) {
@@ -121,7 +121,7 @@ func (s *loading) layer(layer uint32, failed []int) {
 		return
 	}
 	m := &proto.LoadLayer{Layer: layer}
-	for _, i := range failed { // in ascending order
+	for _, i := range failed { // failed is in ascending order
 		if at := uint32(i / s.units); len(m.Failed) == 0 || m.Failed[len(m.Failed)-1] != at {
 			m.Failed = append(m.Failed, at)
 		}
@@ -129,13 +129,13 @@ func (s *loading) layer(layer uint32, failed []int) {
 	s.job.session.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_LoadLayer{LoadLayer: m}})
 }
 
-// done is called by the engine.
+// done completes the LOAD. The transfer engine calls it.
 func (s *loading) done(o transfer.Outcome) {
 	s.complete(o)
 	s.job.session.server.finish()
 }
 
-// failAll completes a LOAD of which no copy will start, unless CANCEL has completed it.
+// failAll completes a LOAD before any copy has started, unless a CANCEL has completed it.
 func (s *loading) failAll(err error) {
 	if s.job.claim() {
 		s.failed(err)
@@ -143,7 +143,7 @@ func (s *loading) failAll(err error) {
 	}
 }
 
-// failed completes a LOAD of which nothing was delivered.
+// failed completes a LOAD with a failure of every chunk.
 func (s *loading) failed(err error) {
 	o := transfer.Outcome{Failed: make([]transfer.ChunkError, len(s.chunks))}
 	for i := range s.chunks {
@@ -159,7 +159,7 @@ func (s *loading) complete(o transfer.Outcome) {
 	}
 	s.timeline.over(len(o.Failed) > 0)
 	reply := &proto.LoadDone{Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load()}
-	for _, f := range o.Failed { // in ascending order
+	for _, f := range o.Failed { // Failed is in ascending order
 		at := f.Chunk / s.units
 		if n := len(reply.Failures); n > 0 && reply.Failures[n-1].Chunk == uint32(at) {
 			continue // another unit of the chunk has failed, too
@@ -177,7 +177,7 @@ func (s *loading) complete(o transfer.Outcome) {
 	s.job.span.Load(profile.spans, s.job.message.GetLoad(), reply)
 }
 
-// wanted drops the holes.
+// wanted returns the block ids without the holes.
 func wanted(blocks []uint32) []uint32 {
 	out := make([]uint32, 0, len(blocks))
 	for _, b := range blocks {

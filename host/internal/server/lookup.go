@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// mostScratch is how many keys a session's scratch memory has room for.
+// mostScratch is the most keys for which a session keeps its scratch memory.
 const mostScratch = 4 << 10
 
 func (x *session) lookup(message *proto.SessionRequest) error {
@@ -26,7 +26,7 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 	if err != nil {
 		return err
 	}
-	if cap(keys) > mostScratch { // as few have so many, it is not kept for the next one
+	if cap(keys) > mostScratch { // LOOKUPs of this size are rare, so the memory is not kept
 		x.lookups.keys = nil
 	}
 	first := int(m.GetFirst())
@@ -55,7 +55,7 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 	return x.answerLookup(a)
 }
 
-// lookupKeys reads the keys into the session's scratch memory: the store does not keep them.
+// lookupKeys decodes the keys into the session's scratch memory. The store must not keep them.
 func (x *session) lookupKeys(m *proto.Lookup) ([]kv.Key, error) {
 	n := len(m.GetKeys()) / x.ns.KeyBytes
 	if err := x.cfg.Limits.checkKeys(n); err != nil {
@@ -71,7 +71,7 @@ func (x *session) lookupKeys(m *proto.Lookup) ([]kv.Key, error) {
 	return x.lookups.keys, nil
 }
 
-// readers returns the local ranks that may load, as bits.
+// readers returns the local ranks that may load, as bits. An empty mask stands for this session's rank.
 func (x *session) readers(mask uint64) (uint64, error) {
 	local := x.engine.facts.localRanks
 	if local < 64 && mask>>local != 0 {
@@ -83,7 +83,7 @@ func (x *session) readers(mask uint64) (uint64, error) {
 	return mask, nil
 }
 
-// reader returns this session's local rank as a bit.
+// reader returns the bit of this session's local rank.
 func (x *session) reader() uint64 { return 1 << (x.rank - x.engine.facts.firstRank) }
 
 func (x *session) release(m *proto.Release) error {

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel's interface, from linux/userfaultfd.h.
+// Constants of linux/userfaultfd.h.
 const (
 	uffdAPI          = 0xaa
-	uffdUserModeOnly = 1 // needs no privilege: the host touches client memory in user mode only
+	uffdUserModeOnly = 1 // needs no privilege and is enough, because the host touches client memory in user mode only
 	featureHugetlbfs = 1 << 4
 	featureShmem     = 1 << 5
 	featureSIGBUS    = 1 << 7
@@ -21,21 +21,21 @@ const (
 	ioctlRegister    = 0xc020aa00
 )
 
-// fileID identifies a file. One that has grown is another.
+// fileID identifies a file at a certain size. A file that has grown has a new id.
 type fileID struct {
 	dev, ino uint64
 	Size     int64
 }
 
-// mapping is one client file, mapped once however many regions and groups it serves.
+// mapping is a file of a client. It is mapped once, even if several regions and groups use it.
 type mapping struct {
 	file  fileID
 	data  []byte
-	users int // registrations
+	users int // number of uses by registrations and semaphores
 }
 
-// identify checks that a file is shared memory, with all its pages, that cannot shrink and so take pages from under a job;
-// unsealed allows that it can.
+// identify checks that a file is shared memory with all pages allocated. Unless unsealed is set, the file must also be sealed
+// against shrinking, since shrinking would remove pages under a running job.
 func identify(f *os.File, unsealed bool) (fileID, error) {
 	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -63,13 +63,13 @@ func mapFile(f *os.File, size int64) ([]byte, error) {
 	return unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
 
-// protect makes an access to a page that a mapping's file lacks fail with a SIGBUS, so that the host never allocates a page of
-// a client's file. It lasts until the mapping's end.
+// protect makes an access to a missing page of the mapping fail with SIGBUS, so that the host never allocates a page of a
+// client's file. The protection lasts as long as the mapping.
 //
-// The kernel charges a page to the memory cgroup of the process that touches it first. Without more, a client could register
-// memory that it never touched, or take pages out of it again, and the host would pay for what its jobs read and write there.
-// A userfaultfd with UFFD_FEATURE_SIGBUS makes the kernel raise a SIGBUS instead of allocating. There is no moment in between
-// in which the client could take a page out. Pages that are swapped out come back as always.
+// The kernel charges a page to the memory cgroup of the process that touches it first. Without protection, a client could
+// register memory that it has never touched, or remove pages from it later, and the host would be charged for the pages that
+// its jobs touch. A userfaultfd with UFFD_FEATURE_SIGBUS makes the kernel raise SIGBUS instead of allocating the page. There is
+// no time window in which the client could remove a page. Pages that are swapped out are read back as usual.
 func protect(data []byte) error {
 	fd, err := userfaults()
 	if err != nil {
@@ -84,10 +84,10 @@ func protect(data []byte) error {
 	return nil
 }
 
-// userfaults is the userfaultfd of this process. It is never closed: its end would end the protection.
+// userfaults opens the userfaultfd of this process. It is never closed, because closing it would end the protection.
 var userfaults = sync.OnceValues(func() (int, error) {
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK|uffdUserModeOnly, 0, 0)
-	if errno == unix.EINVAL { // before Linux 5.11
+	if errno == unix.EINVAL { // Linux before 5.11 does not know the flag
 		fd, _, errno = unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
 	}
 	if errno != 0 {

@@ -16,46 +16,47 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// clientMemory is what a session has mapped of its client's memory: files, and allocations of a GPU. It is used with
-// the session's turn held, except for the descriptors, which arrive on another socket.
+// clientMemory is the memory of a client that a session has mapped: files, and allocations of a GPU. It is used with the
+// session's turn held. The exception is the received descriptors, which have a mutex because they arrive on another socket.
 type clientMemory struct {
 	limits *Limits
 	total  *atomic.Int64 // bytes mapped by all sessions
-	gpus   []*gds.GPU    // of this host
+	gpus   []*gds.GPU    // GPUs of this host
 	share  *budget.Session
 	log    *slog.Logger
-	// protect keeps the host from allocating pages of a mapping.
+	// protect makes missing pages of a mapping fail with SIGBUS.
 	protect func([]byte) error
 
-	uid      uint32   // of the client's process: descriptors come from its user only
-	trusted  bool     // that process is the operator's
+	uid      uint32   // user of the client's process; descriptors are accepted only from this user
+	trusted  bool     // the client runs as root or as the host's user
 	unsealed bool     // HELLO allows memory that can shrink
-	device   string   // UUID of the client's GPU, or whatever HELLO said
-	gpu      *gds.GPU // with that UUID, nil if this host has none
+	device   string   // UUID of the client's GPU, or the text in HELLO if it is no UUID
+	gpu      *gds.GPU // GPU with that UUID; nil if this host has none
 
-	withdrawals *sharedSemaphores // one word; nil before WITHDRAWALS
+	withdrawals *sharedSemaphores // word for withdrawals; nil before WITHDRAWALS
 
 	regs   map[uint32]*registration // by group
 	files  map[fileID]*mapping
-	mapped int64 // bytes of files
+	mapped int64 // bytes of mapped files
 
 	mu          sync.Mutex
 	closed      bool
-	descriptors map[uint64]*os.File // received, not named by a message yet
+	descriptors map[uint64]*os.File // by tag; received and not taken yet
 }
 
-// registration is a group's pages in a session. Its fields are set before it is in the session's table.
+// registration holds the pages of a group in a session. All fields but closing are set before it is entered in the session's
+// table.
 type registration struct {
 	group   *kv.Group
-	units   int // of the session
+	units   int // units of the session
 	memory  transfer.Memory
 	maps    []*mapping
-	imports []*gds.Import // of a GPU's memory
-	tables  int           // regions that the session holds memory for
-	closing bool          // being unregistered
+	imports []*gds.Import // imported allocations of a GPU
+	tables  int           // regions charged to the session's share
+	closing bool          // an UNREGISTER is under way
 }
 
-// registered finds a group's pages.
+// registered returns the registration of a group.
 func (c *clientMemory) registered(group uint32) (*registration, error) {
 	r := c.regs[group]
 	switch {
@@ -67,31 +68,31 @@ func (c *clientMemory) registered(group uint32) (*registration, error) {
 	return r, nil
 }
 
-// unregister unmaps a registration. No copy can touch its pages any more.
+// unregister removes and unmaps a registration. The caller must ensure that no copy can touch its pages.
 func (c *clientMemory) unregister(r *registration) {
 	delete(c.regs, r.group.ID)
 	c.unmap(r)
 }
 
-// close unmaps all registrations. No copy can touch their pages any more.
+// close unmaps all registrations. The caller must ensure that no copy can touch their pages.
 func (c *clientMemory) close() {
 	for _, r := range c.regs {
 		c.unregister(r)
 	}
 }
 
-// semaphores are the timeline semaphores of a session.
+// semaphores reads and writes the timeline semaphores of a session.
 type semaphores interface {
 	Load(i int) (uint64, error)
 	Store(i int, v uint64) error
 }
 
-// sharedSemaphores are a session's semaphores and what keeps them mapped.
+// sharedSemaphores holds semaphores and the memory that contains them.
 type sharedSemaphores struct {
 	semaphores
 	count   int
-	mapping *mapping      // in host memory
-	keep    *registration // in a GPU's memory
+	mapping *mapping      // set if they are in host memory
+	keep    *registration // set if they are in the memory of a GPU
 	device  *gds.Semaphores
 }
 
@@ -108,7 +109,7 @@ func (c *clientMemory) unmap(r *registration) {
 	r.maps, r.imports, r.memory, r.tables = nil, nil, nil, 0
 }
 
-// checkFile identifies a descriptor, or says why its file cannot be mapped.
+// checkFile returns the id of a file, or an error if it does not qualify for mapping.
 func (c *clientMemory) checkFile(f *os.File) (fileID, error) {
 	id, err := identify(f, c.unsealed)
 	if err != nil {
@@ -117,7 +118,7 @@ func (c *clientMemory) checkFile(f *os.File) (fileID, error) {
 	return id, nil
 }
 
-// mapFile maps a descriptor for this session, or finds its mapping, and counts one user.
+// mapFile returns a mapping of the file and adds a user to it. A file that the session has mapped already is not mapped again.
 func (c *clientMemory) mapFile(f *os.File) (*mapping, error) {
 	id, err := c.checkFile(f)
 	if err != nil {
@@ -137,7 +138,7 @@ func (c *clientMemory) mapFile(f *os.File) (*mapping, error) {
 	return m, err
 }
 
-// mapNew is mapFile of a file that the session has not mapped yet.
+// mapNew maps a file that the session has not mapped yet.
 func (c *clientMemory) mapNew(f *os.File, id fileID) (*mapping, error) {
 	if c.mapped+id.Size > c.limits.SessionArena {
 		return nil, faultf(proto.Code_CODE_LIMIT, "memfd", "%d bytes more, the session has mapped %d of at most %d",
@@ -159,8 +160,8 @@ func (c *clientMemory) mapNew(f *os.File, id fileID) (*mapping, error) {
 	return m, nil
 }
 
-// mapPages maps a file such that the host allocates none of its pages. Where the kernel lacks what that needs, only the
-// operator's processes may share memory, who could end the host in other ways too.
+// mapPages maps a file with protection against missing pages. If the kernel lacks the protection, only clients of the operator
+// may share memory: they could bring the host down in other ways, too.
 func (c *clientMemory) mapPages(f *os.File, size int64) ([]byte, error) {
 	data, err := mapFile(f, size)
 	if err != nil {
@@ -169,7 +170,7 @@ func (c *clientMemory) mapPages(f *os.File, size int64) ([]byte, error) {
 	if err := c.protect(data); err != nil {
 		const advice = "allow kvhost the system call userfaultfd"
 		if !c.trusted {
-			_ = unix.Munmap(data) // cannot fail: it was mapped just now
+			_ = unix.Munmap(data) // cannot fail: the memory has just been mapped
 			return nil, faultf(proto.Code_CODE_DENIED, "memfd", "the host would be charged for pages of user %d: %v: %s, or run the "+
 				"client as the host's user", c.uid, err, advice)
 		}
@@ -178,7 +179,7 @@ func (c *clientMemory) mapPages(f *os.File, size int64) ([]byte, error) {
 	return data, nil
 }
 
-// unmapFile removes one user and unmaps after the last. Nothing can touch the bytes any more.
+// unmapFile removes a user of a mapping and unmaps it after the last. The caller must ensure that nothing touches the bytes.
 func (c *clientMemory) unmapFile(m *mapping) {
 	if m.users--; m.users > 0 {
 		return
@@ -206,7 +207,7 @@ func (c *clientMemory) setDevice(uuid string) {
 	}
 }
 
-// noGPU says why device memory cannot be registered.
+// noGPU returns an error that explains why memory of a GPU cannot be registered.
 func (c *clientMemory) noGPU(field string) error {
 	if c.device == "" {
 		return faultf(proto.Code_CODE_UNKNOWN, field, "memory of a GPU, and HELLO named none (device_uuid)")
@@ -221,7 +222,8 @@ func (c *clientMemory) noGPU(field string) error {
 	return faultf(proto.Code_CODE_UNKNOWN, field, "memory of %s, this host has %s", c.device, strings.Join(have, ", "))
 }
 
-// importHandle imports one allocation, or finds it among known, and adds it to r.
+// importHandle returns the imported allocation of a handle. If known does not have it, importHandle imports it and adds it to
+// known and to r.
 func (c *clientMemory) importHandle(
 	field string, handle []byte, known map[string]*gds.Import, r *registration,
 ) (*gds.Import, error) {

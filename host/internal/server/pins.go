@@ -9,10 +9,10 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Pins are namespace fields, by their names in the namespace's text, that every session must have.
+// Pins are namespace fields that every session must match. The keys are the field names in the namespace's text form.
 type Pins map[string]string
 
-// Diff is the first field in which a namespace contradicts the pins, or empty.
+// Diff describes the first field in which a namespace differs from the pins. It is empty if there is none.
 func (p Pins) Diff(ns *kv.Namespace) string {
 	if len(p) == 0 {
 		return ""

@@ -8,17 +8,17 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// profile is what HELLO says of a session, and the counters of its model and tenant.
+// profile is the identity of a session as HELLO gave it, with the counters of its model and tenant.
 type profile struct {
 	status *proto.SessionStatus // nil before HELLO
 	usage  *Usage
-	spans  []attribute.KeyValue // attributes of the session's
+	spans  []attribute.KeyValue // attributes of all spans of the session
 }
 
-// noProfile is of a session before HELLO. What it counts is not shown.
+// noProfile is the profile of a session before HELLO. Its counters are not reported.
 var noProfile = &profile{usage: &Usage{}}
 
-// newProfile is of a session after its HELLO was accepted. device is empty for host memory.
+// newProfile returns the profile for an accepted HELLO. device is empty for host memory.
 func newProfile(t *UsageTable, number uint64, digest string, m *proto.Hello, device string) *profile {
 	model := m.GetNamespace().GetModel()
 	return &profile{usage: t.Of(model, m.GetTenant()), spans: sessionAttributes(number, digest, m), status: &proto.SessionStatus{
@@ -28,5 +28,5 @@ func newProfile(t *UsageTable, number uint64, digest string, m *proto.Hello, dev
 	}}
 }
 
-// Status is a copy without what changes: leases and jobs.
+// Status returns a copy of the static fields. The caller adds leases and jobs.
 func (p *profile) Status() *proto.SessionStatus { return protobuf.CloneOf(p.status) }

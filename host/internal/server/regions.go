@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// register maps what a REGISTER names. It uses up the descriptors that it names, even when it fails.
+// register maps the memory that a REGISTER names. It takes the descriptors that the message names, even if it fails.
 func (c *clientMemory) register(ns *kv.Namespace, units int, m *proto.Register) error {
 	files := c.takeDescriptors(m.GetRegions())
 	defer files.close()
@@ -34,7 +34,7 @@ func (c *clientMemory) register(ns *kv.Namespace, units int, m *proto.Register) 
 	return nil
 }
 
-// onDevice reports whether a region is in a GPU's memory, and names its field.
+// onDevice reports whether a region is in the memory of a GPU, and returns the name of its handle field.
 func onDevice(i int, m *proto.Region) (field string, ok bool) {
 	if _, ok := m.GetHandle().(*proto.Region_CudaIpc); ok {
 		return at("regions", i, "cuda_ipc"), true
@@ -42,7 +42,7 @@ func onDevice(i int, m *proto.Region) (field string, ok bool) {
 	return at("regions", i, "handle"), false
 }
 
-// mapRegions maps the memory of a REGISTER, each file or allocation once. r holds what was mapped, even when it fails.
+// mapRegions maps the memory of a REGISTER, each file or allocation once. Mapped memory is added to r even if mapRegions fails.
 func (c *clientMemory) mapRegions(g *kv.Group, regions []*proto.Region, files descriptors, r *registration) (transfer.Memory, error) {
 	planes := g.Geometry.Planes
 	if len(regions) != r.units*len(planes) {
@@ -101,7 +101,7 @@ func (c *clientMemory) mapRegions(g *kv.Group, regions []*proto.Region, files de
 	return mem, nil
 }
 
-// checkKind checks that a region is memory of the same kind as the first one.
+// checkKind checks that a region is the same kind of memory as the first region.
 func (c *clientMemory) checkKind(i int, m *proto.Region, device bool) error {
 	field, is := onDevice(i, m)
 	_, memfd := m.GetHandle().(*proto.Region_Memfd)
@@ -116,7 +116,8 @@ func (c *clientMemory) checkKind(i int, m *proto.Region, device bool) error {
 	return nil
 }
 
-// mapTag maps the file that came under a tag, or finds it among byTag, and adds it to r.
+// mapTag returns the mapping of the file with a tag. If byTag does not have it, mapTag maps the file and adds it to byTag and
+// to r.
 func (c *clientMemory) mapTag(i int, tag uint64, byTag map[uint64]*mapping, files descriptors, r *registration) (*mapping, error) {
 	if files[tag] == nil {
 		return nil, faultf(proto.Code_CODE_UNKNOWN, at("regions", i, "memfd"), "no descriptor came under tag %d", tag)
@@ -132,8 +133,8 @@ func (c *clientMemory) mapTag(i int, tag uint64, byTag map[uint64]*mapping, file
 	return a, err
 }
 
-// checkPlane checks that a region names a plane of the group and a unit of the rank, and is the first of both. It returns its place
-// among the regions by unit and plane.
+// checkPlane checks that a region names a plane of the group and a unit of the rank, and that no earlier region names the same
+// pair. It returns the index of the pair.
 func checkPlane(i int, m *proto.Region, g *kv.Group, taken []bool) (place int, err error) {
 	planes := len(g.Geometry.Planes)
 	if uint64(m.GetPlane()) >= uint64(planes) {
@@ -149,7 +150,7 @@ func checkPlane(i int, m *proto.Region, g *kv.Group, taken []bool) (place int, e
 	return place, nil
 }
 
-// checkRegion checks that every page lies within the file or allocation, without overflow for any input.
+// checkRegion checks that all pages lie within the file or allocation. No input makes it overflow.
 func checkRegion(i int, m *proto.Region, page uint32, size int64) error {
 	pages, between := uint64(max(1, m.GetPages())), m.GetPageStride()
 	switch {
@@ -160,7 +161,7 @@ func checkRegion(i int, m *proto.Region, page uint32, size int64) error {
 	case pages > 1 && (between < uint64(page) || between > uint64(size)):
 		return invalid(at("regions", i, "page_stride"), "%d, the plane's pages have %d bytes, and its memory %d", between, page, size)
 	}
-	block := uint64(page) // what the pages of a block take
+	block := uint64(page) // bytes from the first to the last page of a block
 	if pages > 1 {
 		if between > (math.MaxInt64-block)/(pages-1) {
 			return invalid(at("regions", i, "page_stride"), "%d, its memory has %d bytes", between, size)
@@ -175,7 +176,7 @@ func checkRegion(i int, m *proto.Region, page uint32, size int64) error {
 	case m.GetOffset() > uint64(size):
 		return invalid(at("regions", i, "offset"), "%d, its memory has %d bytes", m.GetOffset(), size)
 	}
-	// blocks < 2^32 and stride <= size < 2^63: divide instead of multiplying.
+	// The number of blocks is less than 2^32 and the stride less than 2^63, so their product could overflow.
 	left := uint64(size) - m.GetOffset()
 	if left < block || (left-block)/m.GetStride() < uint64(m.GetBlocks()-1) {
 		return invalid(at("regions", i, "blocks"),

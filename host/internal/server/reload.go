@@ -5,8 +5,9 @@ import (
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 )
 
-// Reload changes the rules of tenants, who may connect, and the room that stores share by the capacity of the roots. Sessions
-// that run keep the tenant that HELLO gave them, and what they hold. An error is of the sockets' modes: all else was changed.
+// Reload changes the tenants' rules, the users that may connect, and the capacity from which the shares of waiting stores are
+// derived. Running sessions keep their tenants and the resources that they hold. If setting the modes of the sockets fails,
+// Reload returns the error, and all other changes are in effect.
 func (s *Server) Reload(rules socket.Rules, users socket.Users, capacity int64) error {
 	cfg := s.cfg
 	cfg.Rules, cfg.Users, cfg.Capacity = rules, users, capacity

@@ -11,23 +11,23 @@ import (
 	"github.com/kvhost/kvhost/host/internal/transfer"
 )
 
-// RequestSpans makes the spans of all sessions' requests. A nil RequestSpans makes none.
+// RequestSpans creates the spans of requests of all sessions. A nil *RequestSpans creates none.
 type RequestSpans struct {
 	Tracer *spans.Tracer
-	Levels map[string]int // of roots
+	Levels map[string]int // level of each root, by its name
 }
 
-// requestSpan is a request that may have a span. The zero requestSpan has none. It is not safe for concurrent use.
+// requestSpan is the span of a request. The zero value has no span. It is not safe for concurrent use.
 type requestSpan struct {
 	of   *RequestSpans
 	span spans.Span
-	link spans.Span // of the LOOKUP, where the client named another parent
-	// Reserved is when a STORE had its places, Read when its blocks could be used again.
+	link spans.Span // span of the LOOKUP, if the client named another parent for the LOAD
+	// Reserved is the time at which a STORE had its places. Read is the time at which its blocks could be reused.
 	Reserved, Read time.Time
-	Paths          *transfer.Paths // of its pieces; nil without a span
+	Paths          *transfer.Paths // paths of the request's pieces; nil without a span
 }
 
-// Begin begins the span of a message, if it is to have one.
+// Begin begins the span of a message. It returns the zero requestSpan if the message is not sampled.
 func (r *RequestSpans) Begin(m *proto.SessionRequest) (q requestSpan) {
 	if r == nil {
 		return q
@@ -40,7 +40,8 @@ func (r *RequestSpans) Begin(m *proto.SessionRequest) (q requestSpan) {
 
 func (q *requestSpan) Span() spans.Span { return q.span }
 
-// Follow makes a LOAD part of the trace of its LOOKUP, unless its client has named another parent.
+// Follow makes the span of a LOAD a child of its LOOKUP's span. If the client has named another parent, it links the two
+// instead.
 func (q *requestSpan) Follow(r *RequestSpans, lookup spans.Span, at time.Time) {
 	switch {
 	case q.span.On() && q.span.Remote():
@@ -52,7 +53,7 @@ func (q *requestSpan) Follow(r *RequestSpans, lookup spans.Span, at time.Time) {
 	}
 }
 
-// sessionAttributes are what all spans of a session say.
+// sessionAttributes returns the attributes of all spans of a session.
 func sessionAttributes(number uint64, digest string, m *proto.Hello) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		spans.Text("kvhost.model", m.GetNamespace().GetModel()), spans.Text("kvhost.namespace", digest),
@@ -61,7 +62,7 @@ func sessionAttributes(number uint64, digest string, m *proto.Hello) []attribute
 	}
 }
 
-// Lookup ends the span of a LOOKUP of so many keys.
+// Lookup ends the span of a LOOKUP with so many keys.
 func (q *requestSpan) Lookup(session []attribute.KeyValue, m *proto.Lookup, keys int, r *proto.LookupReply) {
 	if !q.span.On() {
 		return
@@ -126,7 +127,7 @@ func (q *requestSpan) Store(session []attribute.KeyValue, m *proto.Store, r *pro
 	q.end(&e, "kvhost.write")
 }
 
-// results of chunks of a STORE, as attributes.
+// results are the attribute names for the results of a STORE's chunks.
 var results = [...]string{
 	proto.ChunkResult_CHUNK_RESULT_STORED: "kvhost.stored", proto.ChunkResult_CHUNK_RESULT_RESIDENT: "kvhost.resident",
 	proto.ChunkResult_CHUNK_RESULT_REFUSED: "kvhost.refused", proto.ChunkResult_CHUNK_RESULT_SHED: "kvhost.shed",
@@ -150,7 +151,7 @@ func (q *requestSpan) Discard(session []attribute.KeyValue, m *proto.Discard, r 
 	}}, "")
 }
 
-// Refused makes the span of a message that was answered with an error.
+// Refused records the span of a message that was answered with an error.
 func (r *RequestSpans) Refused(session []attribute.KeyValue, m *proto.SessionRequest, err *proto.Error) {
 	if r == nil {
 		return
@@ -178,7 +179,7 @@ func (r *RequestSpans) Refused(session []attribute.KeyValue, m *proto.SessionReq
 	}
 }
 
-// end ends a request's span, and those of the paths that its pieces took.
+// end ends the span of a request, and adds a child span for each path that its pieces took.
 func (q *requestSpan) end(e *spans.Ended, part string) {
 	for _, use := range q.Paths.List() {
 		piece := spans.Ended{Name: part, To: use.Ended, Attributes: []attribute.KeyValue{
@@ -209,12 +210,12 @@ func outcome(failures []*proto.ChunkFailure, chunks int, cancelled bool) attribu
 	return spans.Text("kvhost.outcome", word)
 }
 
-// failure marks the span of a job of which chunks failed. What the client has cancelled is no failure.
+// failure marks a span as failed if chunks have failed. A cancelled job does not count as failed.
 func failure(e *spans.Ended, failures []*proto.ChunkFailure, cancelled bool) {
 	if len(failures) > 0 && !cancelled {
 		e.Failure, e.Code = failures[0].GetMessage(), code(failures[0].GetCode())
 	}
 }
 
-// code is an error's code without its prefix: DAMAGED.
+// code returns the name of an error code without its prefix, as in DAMAGED.
 func code(c proto.Code) string { return strings.TrimPrefix(c.String(), "CODE_") }

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// reserveQueue is what is to run. It has a goroutine only while there is something.
+// reserveQueue runs functions one after the other. It has a goroutine only while there are functions to run.
 type reserveQueue struct {
-	start func(func()) // starts the goroutine
+	start func(func()) // starts a goroutine
 
 	mu      sync.Mutex
 	queue   []reservation
@@ -31,14 +31,14 @@ func (q *reserveQueue) Add(id uint64, run func()) {
 	}
 }
 
-// Remove takes a function out of the queue, unless it runs already.
+// Remove removes a function from the queue unless it has started.
 func (q *reserveQueue) Remove(id uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.queue = slices.DeleteFunc(q.queue, func(r reservation) bool { return r.id == id })
 }
 
-// Len is how many functions run or are to run.
+// Len returns the number of functions that are running or queued.
 func (q *reserveQueue) Len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -49,7 +49,7 @@ func (q *reserveQueue) Len() int {
 	return n
 }
 
-// Idle is closed when nothing runs nor is to run.
+// Idle returns a channel that is closed when no function is running or queued.
 func (q *reserveQueue) Idle() <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()

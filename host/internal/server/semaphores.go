@@ -9,10 +9,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/transfer"
 )
 
-// hostSemaphores are semaphores in a client's memory that is mapped here.
+// hostSemaphores are semaphores in mapped memory of a client.
 type hostSemaphores struct {
 	values []uint64
-	memory [][]byte // that they are in
+	memory [][]byte // mapped memory that contains values
 }
 
 func (s hostSemaphores) Load(i int) (v uint64, err error) {
@@ -30,10 +30,10 @@ func (s hostSemaphores) Store(i int, v uint64) error {
 	})
 }
 
-// maxSemaphores bounds what a session can share.
+// maxSemaphores is the most semaphores that a session can share.
 const maxSemaphores = 1 << 20
 
-// mapSemaphores maps what a SEMAPHORES message names. It uses up the descriptors that the message names.
+// mapSemaphores maps the semaphores that a message names. It takes the descriptor that the message names, even if it fails.
 func (c *clientMemory) mapSemaphores(m *proto.Semaphores) (*sharedSemaphores, error) {
 	region := &proto.Region{Offset: m.GetOffset()}
 	switch h := m.GetHandle().(type) {
@@ -58,7 +58,7 @@ func (c *clientMemory) mapSemaphores(m *proto.Semaphores) (*sharedSemaphores, er
 	return s, nil
 }
 
-// mapInto maps the memory of semaphores. s holds what was mapped, even when it fails.
+// mapInto maps the memory of semaphores. Mapped memory is added to s even if mapInto fails.
 func (c *clientMemory) mapInto(s *sharedSemaphores, r *proto.Region, files descriptors) (err error) {
 	off, size := int64(r.GetOffset()), 8*int64(s.count)
 	switch h := r.GetHandle().(type) {
@@ -98,7 +98,7 @@ func (c *clientMemory) mapInto(s *sharedSemaphores, r *proto.Region, files descr
 	return invalid("handle", "none that this host knows")
 }
 
-// unmapSemaphores unmaps the memory of semaphores. No job uses them any more. s may be nil.
+// unmapSemaphores unmaps the memory of semaphores. No job may use them any more. s may be nil.
 func (c *clientMemory) unmapSemaphores(s *sharedSemaphores) {
 	if s == nil {
 		return

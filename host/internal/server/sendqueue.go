@@ -8,9 +8,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// sendQueue holds messages until they are sent. Push never waits. When the queue exceeds its limit, the session's reader
-// pauses in WaitRoom, so that only running jobs can add to it. If it stays over the limit for too long, the client is
-// slow.
+// sendQueue holds messages until they are sent. Push never waits. If the queue exceeds its limit, the session's reader pauses
+// in WaitRoom, so that only running jobs can add messages. If the queue stays over the limit for too long, slow is called.
 type sendQueue struct {
 	limit int
 	slow  *time.Timer
@@ -20,19 +19,19 @@ type sendQueue struct {
 	queue  []outgoing
 	over   bool
 	closed bool
-	wake   chan struct{} // holds a token while the writer has something to do
-	room   chan struct{} // closed when the queue falls under its limit again; nil while it is
+	wake   chan struct{} // holds a token while the writer has work
+	room   chan struct{} // closed when the queue has room again; nil if it has room
 	after  time.Duration
 }
 
-// outgoing is a queued message, and the bytes that are held until it is gone.
+// outgoing is a queued message and the number of bytes charged for it.
 type outgoing struct {
 	*proto.SessionResponse
 	Bytes int64
 }
 
-// newSendQueue makes a queue that calls slow when it stays over the limit for after, and gone with the bytes of each message when it
-// is sent or dropped.
+// newSendQueue returns a queue. It calls slow when the queue stays over the limit for the duration after, and gone with the
+// charged bytes of a message when the message is sent or dropped.
 func newSendQueue(limit int, after time.Duration, slow func(), gone func(bytes int64)) *sendQueue {
 	q := &sendQueue{limit: limit, after: after, gone: gone, wake: make(chan struct{}, 1)}
 	q.slow = time.AfterFunc(time.Hour, slow)
@@ -40,7 +39,7 @@ func newSendQueue(limit int, after time.Duration, slow func(), gone func(bytes i
 	return q
 }
 
-// Push adds a message. After Close it is dropped.
+// Push adds a message. After Close the message is dropped.
 func (q *sendQueue) Push(m outgoing) {
 	q.mu.Lock()
 	if q.closed {
@@ -64,7 +63,7 @@ func (q *sendQueue) signal() {
 	}
 }
 
-// Close ends the writer after it has sent what is queued.
+// Close makes the writer end after it has sent all queued messages.
 func (q *sendQueue) Close() {
 	q.mu.Lock()
 	q.closed = true
@@ -73,7 +72,7 @@ func (q *sendQueue) Close() {
 	q.signal()
 }
 
-// Take swaps the queue for an empty one. ok is false when the queue is closed and empty.
+// Take returns all queued messages and continues with an empty queue. ok is false if the queue is closed and empty.
 func (q *sendQueue) Take(empty []outgoing) (batch []outgoing, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -87,7 +86,7 @@ func (q *sendQueue) Take(empty []outgoing) (batch []outgoing, ok bool) {
 	return batch, len(batch) > 0 || !q.closed
 }
 
-// WaitRoom returns when the queue is under its limit or the context is done.
+// WaitRoom waits until the queue is under its limit or the context is done.
 func (q *sendQueue) WaitRoom(ctx context.Context) {
 	q.mu.Lock()
 	room := q.room
@@ -108,7 +107,8 @@ func (q *sendQueue) drop(list []outgoing) {
 	}
 }
 
-// Run sends until the queue is closed and empty, or sending fails. Then it drops what was not sent.
+// Run sends messages until the queue is closed and empty, or until sending fails. After a failure it drops all messages that
+// were not sent.
 func (q *sendQueue) Run(send func(*proto.SessionResponse) error) error {
 	var batch []outgoing
 	for {

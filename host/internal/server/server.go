@@ -25,16 +25,16 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Server serves sessions on one socket.
+// Server serves sessions on a Unix socket.
 type Server struct {
 	cfg     Config
-	current atomic.Pointer[Config] // cfg with what Reload has changed; sessions keep what they began with
+	current atomic.Pointer[Config] // cfg with the changes of Reload; a session keeps the configuration that it started with
 	store   chunkStore
 	started time.Time
-	epoch   uint64 // of this run, for readers of events
+	epoch   uint64 // identifies this run for readers of events
 
 	budgets budget.Sessions
-	aside   *semaphore.Weighted // half of the processors, for streams of events, which have no haste
+	aside   *semaphore.Weighted // half of the processors, for event streams, which are not urgent
 
 	mapped  atomic.Int64 // bytes of all mappings
 	protect func([]byte) error
@@ -43,24 +43,24 @@ type Server struct {
 	number  atomic.Uint64
 	leases  atomic.Uint64
 	greed   greed
-	work    sync.WaitGroup // readers, writers, jobs
+	work    sync.WaitGroup // readers, writers and jobs
 
 	latencies Latencies
 	usage     UsageTable
 
 	mu       sync.Mutex
-	sockets  *socket.Pair // while they are open
+	sockets  *socket.Pair // nil while the server does not listen
 	path     string
 	closing  bool
 	quit     chan struct{} // closed by Close
-	ready    chan struct{} // closed once clients can connect
+	ready    chan struct{} // closed when clients can connect
 	served   chan struct{} // closed when Serve has returned; nil before Serve
 	engines  map[engineKey]*servingEngine
 	sessions map[[proto.NonceBytes]byte]*session
-	empty    chan struct{} // closed when closing and the last session is gone
+	empty    chan struct{} // closed when the server is closing and the last session is gone
 }
 
-// chunkStore is what sessions use of [store.Store]. Tests wrap it to inject what a disk rarely does.
+// chunkStore is the part of [store.Store] that sessions use. Tests wrap it to inject rare behaviour of disks.
 type chunkStore interface {
 	Namespace(ctx context.Context, ns *kv.Namespace) (*catalog.Namespace, error)
 	Lookup(q store.LookupRequest) (*store.Lease, error)
@@ -70,7 +70,7 @@ type chunkStore interface {
 	eventSource
 }
 
-// New makes a server; Serve runs it.
+// New returns a server. Serve runs it.
 func New(cfg Config) *Server { return newServer(cfg, cfg.Store) }
 
 func newServer(cfg Config, st chunkStore) *Server {
@@ -86,10 +86,11 @@ func newServer(cfg Config, st chunkStore) *Server {
 	return s
 }
 
-// ioBuffer holds a LOOKUP of several thousand keys, which is then read with one system call.
+// ioBuffer is the size of the read and write buffers in bytes. A LOOKUP of several thousand keys fits, so it is read with one
+// system call.
 const ioBuffer = 128 << 10
 
-// service implements the gRPC services.
+// service implements the gRPC services of engines and status.
 type service struct {
 	proto.UnimplementedEngineServiceServer
 	proto.UnimplementedStatusServiceServer
@@ -100,7 +101,7 @@ func (s service) Session(st grpc.BidiStreamingServer[proto.SessionRequest, proto
 	return s.serve(st)
 }
 
-// Events streams what becomes resident and what goes.
+// Events streams the entries that become resident and those that leave.
 func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[proto.EventsResponse]) error {
 	over, err := socket.Caller(st.Context()).Stream()
 	if err != nil {
@@ -116,7 +117,7 @@ func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[pr
 		case <-ctx.Done():
 		}
 	}()
-	send := func(m *proto.EventsResponse) error { // outside of the turn: readers may be slow
+	send := func(m *proto.EventsResponse) error { // releases the unit of s.aside, since the reader may be slow
 		s.aside.Release(1)
 		defer s.aside.Acquire(context.Background(), 1)
 		return st.Send(m)
@@ -124,8 +125,8 @@ func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[pr
 	return (&eventStream{Store: s.store, Epoch: s.epoch, Send: send, Aside: s.aside}).Run(ctx, q)
 }
 
-// Serve listens on a Unix socket at path, and on its descriptor socket, until the context is done or Close is
-// called. Then it ends every session, waits for their jobs, and removes the sockets.
+// Serve listens on a Unix socket at path, and on the descriptor socket next to it, until the context is done or Close is
+// called. Then it ends all sessions, waits for their jobs and removes the sockets.
 func (s *Server) Serve(ctx context.Context, path string) error {
 	s.mu.Lock()
 	switch {
@@ -150,8 +151,8 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	}
 	g := grpc.NewServer(append(append(socket.Checks(s.rules), bounds.Options()...),
 		grpc.MaxRecvMsgSize(s.cfg.Limits.MessageBytes), grpc.MaxSendMsgSize(s.cfg.Limits.MessageBytes),
-		// Fixed flow-control windows: the estimator that would size them costs round trips, and a local socket has
-		// no delay.
+		// The flow-control windows have fixed sizes. gRPC's estimator of window sizes costs round trips, and a local socket has
+		// no delay to compensate.
 		grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(4<<20),
 		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer),
 		grpc.WaitForHandlers(true),
@@ -185,7 +186,7 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 
 func (s *Server) rules() socket.Rules { return s.current.Load().Rules }
 
-// listen makes the sockets, and lets Reload change who may connect.
+// listen creates the sockets. From then on, Reload changes their users.
 func (s *Server) listen(path string) (*socket.Pair, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +204,7 @@ func (s *Server) unlisten(socks *socket.Pair) {
 	socks.Close()
 }
 
-// giveDescriptor gives a descriptor that came on the descriptor socket to its session.
+// giveDescriptor passes a descriptor from the descriptor socket to the session that its nonce names.
 func (s *Server) giveDescriptor(p socket.Peer, nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error {
 	s.mu.Lock()
 	x := s.sessions[nonce]
@@ -211,13 +212,13 @@ func (s *Server) giveDescriptor(p socket.Peer, nonce [proto.NonceBytes]byte, tag
 	if x == nil || x.memory.uid != p.UID {
 		return errors.New("the nonce names no session of this user")
 	}
-	if _, err := x.memory.checkFile(f); err != nil { // REGISTER checks again
+	if _, err := x.memory.checkFile(f); err != nil { // early check: REGISTER checks the file again
 		return err
 	}
 	return x.memory.giveDescriptor(tag, f)
 }
 
-// Ready is closed once clients can connect.
+// Ready returns a channel that is closed when clients can connect.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
 // Close ends Serve and waits until it has returned.
@@ -232,7 +233,7 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// shut makes the server admit no more sessions. The caller holds the mutex.
+// shut makes the server admit no further sessions. The server's mutex must be held.
 func (s *Server) shut() {
 	if s.closing {
 		return
@@ -244,7 +245,7 @@ func (s *Server) shut() {
 	}
 }
 
-// endSessions ends all sessions, admits no more, and waits until each has given up what it holds.
+// endSessions ends all sessions, admits no further ones, and waits until all have released their resources.
 func (s *Server) endSessions() {
 	s.mu.Lock()
 	s.shut()
@@ -255,7 +256,7 @@ func (s *Server) endSessions() {
 	<-s.empty
 }
 
-// admit makes a session for a new stream.
+// admit creates the session of a new stream.
 func (s *Server) admit(st stream) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -290,7 +291,7 @@ func (s *Server) dismiss(x *session) {
 	}
 }
 
-// begin and finish count a job from its start to its completion, which may be after its session's end.
+// begin counts a job. finish must follow at its completion, which may be after the end of its session.
 func (s *Server) begin() {
 	s.work.Add(1)
 	s.jobs.Add(1)

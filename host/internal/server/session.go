@@ -20,10 +20,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// session is one client process: the line to it, what HELLO has said of it, and the parts that do its work.
+// session is the connection to one client process, with all state that belongs to it.
 type session struct {
 	server *Server
-	cfg    *Config // as the session began
+	cfg    *Config // configuration at the start of the session
 	line
 	greeted
 	profile atomic.Pointer[profile] // noProfile before HELLO
@@ -32,34 +32,35 @@ type session struct {
 	jobs      *jobTable
 	memory    *clientMemory
 	timelines *timelines
-	// reserving has the STOREs that are checked. A reservation outlives its job, and the session, if the job is
-	// cancelled; there is one at a time, so that a session leaves no more than one goroutine to a disk that hangs.
+	// reserving runs the reservations of checked STOREs, one at a time. A reservation may outlive its job and the session if
+	// the job is cancelled. Since there is only one at a time, a session leaves at most one goroutine behind on a disk that
+	// hangs.
 	reserving *reserveQueue
 	lookups   lookups
 	granted   *granted
 }
 
-// greeted is what HELLO has said. It is set before any other message is handled.
+// greeted is the identity that HELLO gave. It is set before any other message is handled.
 type greeted struct {
 	engine *servingEngine // nil before HELLO
 	ns     *kv.Namespace
-	rank   uint32 // the session's rank in its engine
-	piece  uint32 // the first piece of an entry that the rank stores and loads
-	units  uint32 // how many they are
+	rank   uint32 // rank of the session in its engine
+	piece  uint32 // first piece of an entry that the rank stores and loads
+	units  uint32 // number of such pieces
 	tenant uint32
-	queue  *transfer.Queue // the queue of the client's device
+	queue  *transfer.Queue // queue of the client's device
 }
 
-// lookups is the memory of a session's LOOKUPs, which is used with the turn held.
+// lookups is the state of a session's LOOKUPs. It is guarded by the turn.
 type lookups struct {
-	keys   []kv.Key  // scratch of one LOOKUP
-	asking []*asking // the LOOKUPs that a peer is asked for
+	keys   []kv.Key  // scratch memory of the current LOOKUP
+	asking []*asking // LOOKUPs that wait for peers
 }
 
-// asking is a LOOKUP that is answered once a peer was asked. Other messages of the session do not wait for it.
+// asking is a LOOKUP that waits for peers. The session's other messages do not wait for it.
 type asking struct {
 	request uint32
-	ended   bool // the request is: nothing is granted
+	ended   bool // the request has ended: the answer grants nothing
 }
 
 func (s *Server) newSession(st stream) (*session, error) {
@@ -92,7 +93,7 @@ func newClientMemory(s *Server, cfg *Config, sh *budget.Session, log *slog.Logge
 	}
 }
 
-// serve runs a session from its stream's start to its end.
+// serve runs a session from the start of its stream to its end.
 func (s *Server) serve(st stream) error {
 	x, err := s.admit(st)
 	if err != nil {
@@ -115,7 +116,7 @@ func (s *Server) serve(st stream) error {
 	x.teardown()
 	x.out.Close()
 	select {
-	case <-written: // the last messages are on their way
+	case <-written: // the last messages have been sent
 	case <-time.After(time.Second):
 	}
 	s.dismiss(x)
@@ -127,8 +128,8 @@ func (s *Server) serve(st stream) error {
 	return streamStatus(cause)
 }
 
-// streamStatus is the stream's status for the cause of a session's end. A writer that hangs in Send ends with the
-// stream.
+// streamStatus returns the status of a stream for the cause of its session's end. Returning it also ends a writer that hangs in
+// Send.
 func streamStatus(cause error) error {
 	switch {
 	case errors.Is(cause, errClientDone):
@@ -143,7 +144,7 @@ func streamStatus(cause error) error {
 	return status.Error(codes.Aborted, cause.Error())
 }
 
-// read receives the client's messages until the stream or the session ends.
+// read receives messages until the stream or the session ends.
 func (x *session) read() {
 	for {
 		x.out.WaitRoom(x.ctx)
@@ -170,7 +171,7 @@ func (x *session) read() {
 	}
 }
 
-// teardown releases everything that the session holds, in the only safe order.
+// teardown releases everything that the session holds. The order matters: see the package documentation.
 func (x *session) teardown() {
 	x.inbox.Close()
 	jobs := x.jobs.end()
@@ -193,7 +194,7 @@ func (x *session) teardown() {
 	x.memory.unmapSemaphores(x.memory.withdrawals)
 }
 
-// refuse is fail, for a message that may have a span.
+// refuse answers a message with an error and records a span for it.
 func (x *session) refuse(m *proto.SessionRequest, err error) {
 	x.fail(m.Id, err)
 	x.server.cfg.Spans.Refused(x.profile.Load().spans, m, message(err))

@@ -16,10 +16,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 )
 
-// maxListed bounds the sessions of one Status reply.
+// maxListed is the most sessions in a Status reply.
 const maxListed = 256
 
-// mostHolders is how many of a budget's holders it names.
+// mostHolders is the number of largest holders that Status names for each budget.
 const mostHolders = 3
 
 func (s service) Status(ctx context.Context, _ *proto.StatusRequest) (*proto.StatusResponse, error) {
@@ -30,7 +30,7 @@ func (s service) Status(ctx context.Context, _ *proto.StatusRequest) (*proto.Sta
 	return r, nil
 }
 
-// Status returns the state of the host: what the server knows, added to what Config.Info returns.
+// Status returns the state of the host: the state of the server, added to the result of Config.Info.
 func (s *Server) Status() *proto.StatusResponse {
 	r := &proto.StatusResponse{}
 	if s.cfg.Info != nil {
@@ -72,7 +72,7 @@ func (s *Server) listSessions() (list []*proto.SessionStatus) {
 	for _, x := range sessions[:min(len(sessions), maxListed)] {
 		st := x.profile.Load().Status()
 		st.Jobs = uint32(x.jobs.len())
-		x.engine.mu.Lock() // set before the profile
+		x.engine.mu.Lock() // engine is set before the profile
 		st.Leases = uint32(x.granted.leases)
 		x.engine.mu.Unlock()
 		list = append(list, st)
@@ -80,21 +80,21 @@ func (s *Server) listSessions() (list []*proto.SessionStatus) {
 	return list
 }
 
-// Latencies are how long clients waited for answers.
+// Latencies returns the histograms of answer times.
 func (s *Server) Latencies() []Latency { return s.latencies.Read() }
 
-// Usage is what clients asked for, by model and tenant.
+// Usage returns the counters of all models and tenants.
 func (s *Server) Usage() []*Usage { return s.usage.List() }
 
-// Budgets are what clients make the host hold, each with the holders of most of it.
+// Budgets returns the resources that clients occupy, each with so many of its largest holders.
 func (s *Server) Budgets(most int) []budget.Figures {
 	return append(s.budgets.Figures(most), s.cfg.Peers.Budgets(most)...)
 }
 
-// HTTPConnections bounds those of the host's HTTP interface.
+// HTTPConnections returns the limit on connections to the host's HTTP interface.
 func (s *Server) HTTPConnections() *budget.Connections { return s.budgets.HTTP }
 
-// Stats counts what clients make the host hold now.
+// Stats counts the resources that clients occupy now.
 type Stats struct {
 	Sessions, Engines, Leases, Jobs int
 	ArenaBytes                      int64

@@ -11,9 +11,9 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// store is STORE. All of it is checked before anything is reserved. Then every chunk is reserved, in order, and the
-// I/O of those that got a place starts. A reservation may wait for the disk, so reservations have their own queue: other
-// messages do not wait for it.
+// store handles STORE. The whole message is checked before anything is reserved. Then the chunks are reserved in order, and I/O
+// starts for those that got a place. A reservation may wait for the disk, so reservations run on a queue of their own, and
+// other messages do not wait for them.
 func (x *session) store(j *job, m *proto.Store) error {
 	reg, err := x.memory.registered(m.GetGroup())
 	if err != nil {
@@ -32,17 +32,17 @@ func (x *session) store(j *job, m *proto.Store) error {
 	if s.timeline, err = x.timelines.of(m.GetTimeline(), 0); err != nil {
 		return err
 	}
-	spec := &transfer.StoreJob{ // reg may be unmapped while s reserves
+	spec := &transfer.StoreJob{ // with its own reference to the memory, since reg may be unmapped during the reservation
 		Tenant: x.tenant, Memory: reg.memory, Read: s.read, Published: s.published, Withdrawn: x.memory.withdrawn(j.id), Paths: j.span.Paths,
 	}
 	x.reserving.Add(j.id, func() { s.reserve(wants, number, spec) })
-	if j.cancelled.Load() { // it may not have been queued yet when it was cancelled
+	if j.cancelled.Load() { // the cancellation may have come before the job was queued
 		x.reserving.Remove(j.id)
 	}
 	return nil
 }
 
-// reserve reserves the chunks' places and submits the job with those that got one.
+// reserve reserves a place for each chunk and submits the job with the chunks that got one.
 func (s *storing) reserve(wants []store.PutRequest, number uint32, spec *transfer.StoreJob) {
 	j := s.job
 	waits := s.waits()
@@ -53,7 +53,7 @@ func (s *storing) reserve(wants []store.PutRequest, number uint32, spec *transfe
 			q.Rank++
 			if err != nil {
 				if s.refused(i, err) != proto.ChunkResult_CHUNK_RESULT_RESIDENT {
-					break // what holds for one unit holds for the others
+					break // the other units would be refused for the same reason
 				}
 				continue
 			}
@@ -65,7 +65,8 @@ func (s *storing) reserve(wants []store.PutRequest, number uint32, spec *transfe
 	j.session.submit(s, spec)
 }
 
-// waits reports whether the job cannot start yet. The session's end waits for this, which reads the client's semaphores.
+// waits reports whether the job must wait for its semaphore before it can start. It reads the client's semaphores, so the
+// session's end waits for it.
 func (s *storing) waits() bool {
 	jobs := s.job.session.jobs
 	if !s.timeline.holds() || !jobs.hold() {
@@ -76,8 +77,8 @@ func (s *storing) waits() bool {
 	return err == nil && !reached
 }
 
-// reserveOne reserves one chunk's place, unless the job was cancelled. What a job has reserved that waits for a
-// semaphore is kept from all others for nothing, so it is bounded.
+// reserveOne reserves a place for one unit of a chunk, unless the job was cancelled. While a job waits for a semaphore, its
+// reservations keep room from others without any use, so their sum is bounded.
 func (s *storing) reserveOne(q store.PutRequest, waits bool) (*store.Put, error) {
 	j := s.job
 	if j.cancelled.Load() {
@@ -99,21 +100,21 @@ func (s *storing) reserveOne(q store.PutRequest, waits bool) (*store.Put, error)
 	return put, nil
 }
 
-// freeRoom notes that the job waits for no semaphore any more.
+// freeRoom ends the charge for reservations of a waiting job.
 func (s *storing) freeRoom() {
 	if bytes := s.room.Swap(0); bytes > 0 {
 		s.job.session.share.Give(budget.Room, bytes)
 	}
 }
 
-// submit starts a STORE's I/O, or drops its reservations if the job has been cancelled. The session's end
-// does not wait for a reservation, but it waits for this, which reads and writes the client's semaphores.
+// submit starts the I/O of a STORE. If the job was cancelled, it aborts the reservations instead. The session's end does not
+// wait for a reservation, but it waits for submit, because submit uses the client's semaphores.
 func (x *session) submit(s *storing, spec *transfer.StoreJob) {
 	held := x.jobs.hold()
 	if held {
 		defer x.jobs.waiters.Done()
 	}
-	if !held || !s.job.claim() { // the session's end cancels the job
+	if !held || !s.job.claim() { // cancelled, or the session's end will cancel it
 		for _, c := range spec.Chunks {
 			c.Put.Abort(transfer.ErrCancelled)
 		}
@@ -133,7 +134,7 @@ func (x *session) submit(s *storing, spec *transfer.StoreJob) {
 	x.timelines.start(s.job, s.timeline, s.freeRoom)
 }
 
-// checkStore reads the chunks of a STORE.
+// checkStore checks a STORE and returns its chunks.
 func (x *session) checkStore(m *proto.Store, reg *registration) ([]store.PutRequest, error) {
 	if err := x.cfg.Limits.checkChunks(len(m.GetChunks())); err != nil {
 		return nil, err
@@ -168,13 +169,13 @@ func (x *session) checkStore(m *proto.Store, reg *registration) ([]store.PutRequ
 	return wants, nil
 }
 
-// storing collects a STORE's answers. read runs before published, so it needs no lock.
+// storing collects the results of a STORE for its answers. read runs before published, so it needs no lock.
 type storing struct {
 	job      *job
-	index    []int // of the message's chunks that the job has
+	index    []int // chunk of the message for each chunk of the transfer job
 	results  []proto.ChunkResult
 	failures []*proto.ChunkFailure
-	counted  bool // among the server's jobs
+	counted  bool // counted among the server's jobs
 	timeline *timeline
 	room     atomic.Int64 // bytes reserved while the job waits for a semaphore
 }
@@ -183,7 +184,7 @@ func newStoring(j *job, chunks int) *storing {
 	return &storing{job: j, results: make([]proto.ChunkResult, chunks)}
 }
 
-// refused records a unit of a chunk that was not stored, and why.
+// refused records that a unit of a chunk was not stored, and the reason.
 func (s *storing) refused(i int, err error) proto.ChunkResult {
 	r := resultOf(err)
 	if r == proto.ChunkResult_CHUNK_RESULT_FAILED && s.results[i] != r {
@@ -193,13 +194,14 @@ func (s *storing) refused(i int, err error) proto.ChunkResult {
 	return r
 }
 
-// weight orders results. Of a chunk's units the heaviest counts: what some had already, and others got, is stored.
+// weight orders results. A chunk's result is the one with the highest weight among its units, so a chunk is stored if some
+// units were resident and others were stored.
 var weight = [...]int{
 	proto.ChunkResult_CHUNK_RESULT_RESIDENT: 1, proto.ChunkResult_CHUNK_RESULT_STORED: 2, proto.ChunkResult_CHUNK_RESULT_REFUSED: 3,
 	proto.ChunkResult_CHUNK_RESULT_SHED: 4, proto.ChunkResult_CHUNK_RESULT_FAILED: 5,
 }
 
-// add adds a unit's result to its chunk's.
+// add combines the result of a unit with the result of its chunk.
 func (s *storing) add(i int, r proto.ChunkResult) {
 	if weight[r] > weight[s.results[i]] {
 		s.results[i] = r
@@ -215,13 +217,13 @@ func (s *storing) read(o transfer.Outcome) {
 
 func (s *storing) published(o transfer.Outcome) {
 	s.freeRoom()
-	failed := o.Failed // in ascending order
+	failed := o.Failed // Failed is in ascending order
 	for k, i := range s.index {
 		if len(failed) == 0 || failed[0].Chunk != k {
 			s.add(i, proto.ChunkResult_CHUNK_RESULT_STORED)
 			continue
 		}
-		s.refused(i, s.job.cause(failed[0].Err)) // at publication another piece was there, or the disk was full, or it failed
+		s.refused(i, s.job.cause(failed[0].Err)) // for example, publication found the piece resident or the disk full
 		failed = failed[1:]
 	}
 	x := s.job.session

@@ -9,18 +9,18 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// timelines orders a session's jobs by its semaphores.
+// timelines starts and completes a session's jobs according to the client's semaphores.
 type timelines struct {
-	ctx    context.Context // of the session
+	ctx    context.Context // context of the session
 	log    *slog.Logger
 	memory *clientMemory
 	jobs   *jobTable
-	limit  time.Duration // for a job to wait
+	limit  time.Duration // longest wait of a job
 
 	mu      sync.Mutex
 	shared  *sharedSemaphores // nil before SEMAPHORES
 	held    []heldJob
-	polling bool // a goroutine polls the semaphores of held
+	polling bool // a goroutine is polling the semaphores of held
 }
 
 // heldJob is a job that starts when its semaphore reaches a value.
@@ -28,7 +28,7 @@ type heldJob struct {
 	job      *job
 	timeline *timeline
 	since    time.Time
-	over     func() // called when it does not wait any more
+	over     func() // called when the job no longer waits
 }
 
 func (s *timelines) share(m *proto.Semaphores) error {
@@ -51,7 +51,7 @@ func (s *timelines) semaphores() *sharedSemaphores {
 	return s.shared
 }
 
-// of reads a job's timeline; layers is 0 but for a layer-wise load.
+// of reads the timeline of a job. layers is 0 unless the job is a layer-wise load.
 func (s *timelines) of(m *proto.Timeline, layers int) (*timeline, error) {
 	if m == nil {
 		return nil, nil
@@ -83,8 +83,8 @@ func (s *timelines) of(m *proto.Timeline, layers int) (*timeline, error) {
 	return t, nil
 }
 
-// start starts a job that was submitted held, now or when its semaphore allows it. over is called then, or when the job is
-// cancelled because it has waited for too long.
+// start starts a job that was submitted held: now if its semaphore has the value, or later. over is called when the job starts,
+// and also when it is ended because it has waited too long.
 func (s *timelines) start(j *job, t *timeline, over func()) {
 	if !t.holds() {
 		return
@@ -96,14 +96,14 @@ func (s *timelines) start(j *job, t *timeline, over func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.polling && !s.jobs.wait(s.poll) {
-		return // the session's end cancels the job
+		return // the session is ending and cancels the job
 	}
 	s.polling = true
 	s.held = append(s.held, h)
 }
 
-// settled starts the job if its semaphore allows it, and ends it if that takes longer than the limit. It reports whether
-// the job needs no more polling.
+// settled starts the job if its semaphore has the value, and ends it if it has waited longer than limit. It reports whether the
+// job needs no further polling.
 func (h heldJob) settled(limit time.Duration) bool {
 	select {
 	case <-h.job.handle.Fenced(): // cancelled
@@ -129,13 +129,13 @@ func (h heldJob) settled(limit time.Duration) bool {
 	return reached
 }
 
-// Semaphores are polled often after one has changed, and ever less often after that.
+// Polling intervals. The interval is shortest after a semaphore has changed and grows from then on.
 const (
 	shortestPoll = 50 * time.Microsecond
 	longestPoll  = time.Millisecond
 )
 
-// poll polls the semaphores of held jobs, until there are none.
+// poll polls the semaphores of held jobs until there are none.
 func (s *timelines) poll() {
 	pause := time.NewTimer(shortestPoll)
 	defer pause.Stop()
@@ -171,17 +171,17 @@ func (s *timelines) poll() {
 	}
 }
 
-// timeline is a job's part of the semaphores. A nil one does nothing.
+// timeline is the part of a job in the semaphores: the one it waits for, and those it writes. A nil timeline does nothing.
 type timeline struct {
 	log        *slog.Logger
 	semaphores *sharedSemaphores
 	wait       int
-	waitValue  uint64 // 0: the job does not wait
+	waitValue  uint64 // 0 if the job does not wait
 	done       int
 	doneValue  uint64
-	status     int // -1: none
-	layers     int // of a layer-wise load, else 0
-	landed     int // reported
+	status     int // index of the first status semaphore; -1 if there is none
+	layers     int // number of layers of a layer-wise load; 0 for other jobs
+	landed     int // number of layers reported so far
 }
 
 // Values of a status semaphore.
@@ -190,7 +190,7 @@ const (
 	statusFailed = 2
 )
 
-// holds reports whether the job is submitted held.
+// holds reports whether the job must be submitted held.
 func (t *timeline) holds() bool { return t != nil && t.waitValue > 0 }
 
 // reached reports whether the semaphore that the job waits for has its value.
@@ -199,14 +199,15 @@ func (t *timeline) reached() (bool, error) {
 	return v >= t.waitValue, err
 }
 
-// write sets a semaphore. A lost GPU takes no writes; its client finds that out by itself.
+// write sets a semaphore. A failure is only logged: the memory of a lost GPU takes no writes, and its client notices the loss
+// itself.
 func (t *timeline) write(i int, v uint64) {
 	if err := t.semaphores.Store(i, v); err != nil {
 		t.log.Error("cannot write a client's semaphore", "semaphore", i, "error", err)
 	}
 }
 
-// layer reports that the next layer has landed, in all chunks unless failed.
+// layer reports that the next layer has arrived. failed is true if any chunk of the layer has failed.
 func (t *timeline) layer(failed bool) {
 	if t == nil {
 		return
@@ -227,7 +228,7 @@ func (t *timeline) writeStatus(failed bool) {
 	t.write(t.status+t.landed, v)
 }
 
-// over reports that no copy of the job can touch its blocks any more. Layers that were not reported have failed.
+// over reports that no copy of the job can touch its blocks any more. Layers that were not reported count as failed.
 func (t *timeline) over(failed bool) {
 	if t == nil {
 		return

@@ -7,14 +7,14 @@ import (
 	"sync/atomic"
 )
 
-// maxPairs is how many pairs of model and tenant have counters of their own. Clients choose both, so the number of series
-// must be bounded.
+// maxPairs is the most pairs of model and tenant with counters of their own. Clients choose both, so the number of metric
+// series must be bounded.
 const maxPairs = 64
 
-// otherModel is the model under which further pairs are counted together, with tenant 0.
+// otherModel is the model that further pairs are counted under, with tenant 0.
 const otherModel = "other"
 
-// Usage counts for one model and tenant.
+// Usage holds the counters of one model and tenant.
 type Usage struct {
 	Model  string
 	Tenant uint32
@@ -28,13 +28,13 @@ type pair struct {
 	tenant uint32
 }
 
-// UsageTable has a Usage for each pair of model and tenant. The zero value is ready.
+// UsageTable holds a Usage for each pair of model and tenant. The zero value is ready to use.
 type UsageTable struct {
 	mu    sync.Mutex
 	pairs map[pair]*Usage
 }
 
-// Of returns the counters of a pair. Sessions ask once, at HELLO.
+// Of returns the counters of a pair. Sessions call it once, at HELLO.
 func (t *UsageTable) Of(model string, tenant uint32) *Usage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -56,7 +56,7 @@ func (t *UsageTable) Of(model string, tenant uint32) *Usage {
 	return u
 }
 
-// List returns all counters, by model and tenant.
+// List returns all counters, sorted by model and tenant.
 func (t *UsageTable) List() []*Usage {
 	t.mu.Lock()
 	defer t.mu.Unlock()

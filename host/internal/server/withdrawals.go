@@ -6,19 +6,21 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// withdrawn reports whether a STORE was taken back by the word of withdrawals, by which a client does that with a host that does not
-// answer. It is nil where the client has shared none.
+// withdrawn returns a function that reports whether the client has withdrawn a STORE. A client withdraws STOREs from a host
+// that does not answer, by writing an id to the shared word of withdrawals: all STOREs up to that id are withdrawn. The result
+// is nil if the client has shared no such word.
 //
-// A host that is stopped may go on at any instruction of a copy. So the word is read after the pages, and never before them alone:
-// what a task has read is right if the word, read later, does not name its STORE yet.
+// A stopped host may resume in the middle of a copy. The word must therefore be read after the pages: the pages were read in
+// time if the word, read later, does not name their STORE yet. Reading the word only before the pages would prove nothing.
 func (c *clientMemory) withdrawn(id uint64) func() (back bool, err error) {
 	w := c.withdrawals
 	if w == nil {
 		return nil
 	}
 	return func() (bool, error) {
-		// A load may pass one that follows it, on arm64 even one that acquires. It cannot pass a store that releases, nor that store
-		// a load that acquires: sync/atomic's are such.
+		// The processor may move an earlier load past a later one, on arm64 even past one with acquire semantics. It moves it
+		// neither past a store with release semantics, nor that store past a load with acquire semantics. The operations of
+		// sync/atomic have both.
 		var read atomic.Uint32
 		read.Store(1)
 		word, err := w.Load(0)
@@ -26,7 +28,7 @@ func (c *clientMemory) withdrawn(id uint64) func() (back bool, err error) {
 	}
 }
 
-// shareWithdrawals is WITHDRAWALS. It uses up the descriptor that the message names.
+// shareWithdrawals handles WITHDRAWALS. It takes the descriptor that the message names, even if it fails.
 func (c *clientMemory) shareWithdrawals(m *proto.Withdrawals) error {
 	region := &proto.Region{Offset: m.GetOffset(), Handle: &proto.Region_Memfd{Memfd: m.GetMemfd()}}
 	files := c.takeDescriptors([]*proto.Region{region})

@@ -18,15 +18,15 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// DescriptorTimeout is how long one descriptor may take to arrive after its connection, or after the one before.
+// DescriptorTimeout is the longest time for a descriptor to arrive, after the connection or after the previous descriptor.
 const DescriptorTimeout = 5 * time.Second
 
-// mostRights bounds the descriptors that are taken off a message, of which one is wanted.
+// mostRights is the most descriptors that are accepted from a message. A valid message has one.
 const mostRights = budget.DescriptorFiles - 1
 
-// Descriptors serves the descriptor socket: it gives each descriptor that comes to its session.
+// Descriptors serves the descriptor socket. It passes each received descriptor to its session.
 type Descriptors struct {
-	// Give takes a descriptor, unless it returns an error.
+	// Give takes ownership of a descriptor unless it returns an error.
 	Give func(p Peer, nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error
 	Log  *slog.Logger
 	Open *budget.Connections
@@ -41,7 +41,7 @@ func (d *Descriptors) Serve(l *Listener) {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of descriptors, most likely
+		if err != nil { // most likely the process has run out of descriptors
 			d.Log.Error("cannot accept on the descriptor socket", "error", err)
 			time.Sleep(10 * time.Millisecond)
 			continue
@@ -55,7 +55,7 @@ func (d *Descriptors) Serve(l *Listener) {
 	}
 }
 
-// serve takes descriptors from one connection, and calls heard after each.
+// serve receives descriptors from a connection. It calls heard after each.
 func (d *Descriptors) serve(c *net.UnixConn, p Peer, heard func()) {
 	for {
 		c.SetDeadline(time.Now().Add(DescriptorTimeout))
@@ -74,12 +74,12 @@ func (d *Descriptors) serve(c *net.UnixConn, p Peer, heard func()) {
 			answer = make([]byte, 4)
 		}
 		if _, werr := c.Write(answer); werr != nil || err != nil {
-			return // after a refusal the stream's framing is not reliable
+			return // after a refusal the framing of the stream is unreliable
 		}
 	}
 }
 
-// takeOne receives one message with one descriptor and gives it to its session.
+// takeOne receives one message with one descriptor and passes it to its session.
 func (d *Descriptors) takeOne(c *net.UnixConn, p Peer) error {
 	files, body, err := receive(c)
 	defer func() {
@@ -102,11 +102,11 @@ func (d *Descriptors) takeOne(c *net.UnixConn, p Peer) error {
 	if err := d.Give(p, nonce, tag, files[0]); err != nil {
 		return err
 	}
-	files[0] = nil // the session's now
+	files[0] = nil // owned by the session now
 	return nil
 }
 
-// receive reads one whole message and the descriptors attached to any part of it.
+// receive reads one whole message and the descriptors that are attached to any part of it.
 func receive(c *net.UnixConn) (files []*os.File, body []byte, err error) {
 	body = make([]byte, proto.DescriptorBytes)
 	oob := make([]byte, unix.CmsgSpace(mostRights*4))

@@ -1,7 +1,7 @@
-// Package socket makes the two Unix sockets of a host: one for sessions, and one for descriptors. A lock file
-// makes their path belong to one process; sockets that a dead process left behind are replaced. Only this user, root
-// and those that the operator names can connect.
+// Package socket creates the two Unix sockets of a host, one for sessions and one for descriptors. A lock file reserves their
+// path for one process. Sockets that a dead process left behind are replaced. Only the host's own user, root and the configured
+// users can connect.
 //
-// Rules say who may do what on them: which users a tenant has, what others see of it, and what is for the operator only. What
-// arrives on a connection is bounded before a session has it.
+// [Rules] define the users of a tenant, the visibility of its entries, and the calls that are reserved for the operator.
+// [Arriving] bounds the data of a connection before a session takes it.
 package socket

@@ -20,19 +20,19 @@ import (
 	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 )
 
-// Peer is the process at the other end of a connection, as the kernel says.
+// Peer is the process at the other end of a connection, as reported by the kernel.
 type Peer struct {
 	credentials.CommonAuthInfo
 	PID    int32
 	UID    uint32
-	Groups []uint32 // the first one, and the supplementary ones
+	Groups []uint32 // primary group, followed by the supplementary groups
 
 	arriving *arrivals.Conn
 }
 
-// Stream takes the memory of a stream of events from the peer's connection. over gives it back.
+// Stream charges the peer's connection for an event stream. The caller must call over at its end.
 func (p Peer) Stream() (over func(), err error) {
-	if p.arriving == nil { // the host itself
+	if p.arriving == nil { // a call by the host itself
 		return func() {}, nil
 	}
 	if err := p.arriving.Holder().Stream(); err != nil {
@@ -41,35 +41,35 @@ func (p Peer) Stream() (over func(), err error) {
 	return p.arriving.Holder().StreamOver, nil
 }
 
-// Answer charges an answer of so many bytes to the peer's connection until it is written.
+// Answer charges the peer's connection for an answer of so many bytes until the answer is written.
 func (p Peer) Answer(size int) error {
-	if p.arriving == nil { // the host itself
+	if p.arriving == nil { // a call by the host itself
 		return nil
 	}
 	return p.arriving.Answer(int64(size))
 }
 
-// AuthType makes it a [credentials.AuthInfo].
+// AuthType implements [credentials.AuthInfo].
 func (Peer) AuthType() string { return "unix" }
 
-// Operator says whether it runs as root or as the host's own user.
+// Operator reports whether the peer runs as root or as the host's own user.
 func (p Peer) Operator() bool { return p.UID == 0 || p.UID == uint32(os.Geteuid()) }
 
-// Users are those that may connect, besides root and the host's own user.
+// Users are the users and groups that may connect, in addition to root and the host's own user.
 type Users struct {
 	UIDs, GIDs []uint32
 }
 
-// None says that there are no others.
+// None reports whether there are no such users and groups.
 func (u *Users) None() bool { return len(u.UIDs) == 0 && len(u.GIDs) == 0 }
 
-// Allow says whether a peer may connect.
+// Allow reports whether a peer may connect.
 func (u *Users) Allow(p Peer) bool {
 	return p.Operator() || slices.Contains(u.UIDs, p.UID) ||
 		slices.ContainsFunc(p.Groups, func(g uint32) bool { return slices.Contains(u.GIDs, g) })
 }
 
-// peerOf asks the kernel.
+// peerOf asks the kernel for the peer of a connection.
 func peerOf(c *net.UnixConn) (p Peer, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -91,7 +91,7 @@ func peerOf(c *net.UnixConn) (p Peer, err error) {
 	return p, nil
 }
 
-// peerGroups are the supplementary groups. A kernel without the call names none.
+// peerGroups returns the supplementary groups of the peer. It returns none if the kernel lacks SO_PEERGROUPS.
 func peerGroups(fd int) ([]uint32, error) {
 	for size := uint32(4 * 64); ; {
 		buf := make([]byte, size)
@@ -99,7 +99,7 @@ func peerGroups(fd int) ([]uint32, error) {
 			uintptr(unsafe.Pointer(&buf[0])), uintptr(unsafe.Pointer(&size)), 0)
 		switch {
 		case errno == unix.ERANGE && int(size) > len(buf):
-			continue // size says how much it takes
+			continue // the kernel has set size to the required size
 		case errno == unix.ENOPROTOOPT:
 			return nil, nil
 		case errno != 0:
@@ -113,14 +113,14 @@ func peerGroups(fd int) ([]uint32, error) {
 	}
 }
 
-// Arriving bounds what connections make the host hold before a handler has it.
+// Arriving bounds the memory that a connection may occupy before a handler takes its data.
 type Arriving struct {
 	Budget *budget.Budget
-	Closed func(error) // is told why a connection is closed
+	Closed func(error) // called with the reason when a connection is closed
 }
 
-// Options make a gRPC server tell handlers who their peers are (their AuthInfo is a [Peer]), and bound what arrives.
-// Connections are of a [Listener].
+// Options returns options for a gRPC server on a [Listener]. They set the AuthInfo of each call to its [Peer], and bound the
+// data that arrives.
 func (a Arriving) Options() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.Creds(peerCredentials{a}), grpc.StatsHandler(arrivals.Calls(connection)),
@@ -131,8 +131,8 @@ func (a Arriving) Options() []grpc.ServerOption {
 
 const (
 	maxHeader   = 64 << 10
-	connStreams = 8                // most calls at a time on one connection: each may have an answer that is not read
-	silence     = 30 * time.Second // without a call, or before the first one
+	connStreams = 8                // most concurrent calls of a connection; each may have an answer that the client does not read
+	silence     = 30 * time.Second // longest time without a call
 )
 
 type peerCredentials struct{ Arriving }
@@ -160,7 +160,7 @@ func (a peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.Auth
 	return p.arriving, p, nil
 }
 
-// connection is that of a call, nil for the host's own.
+// connection returns the connection of a call, or nil for a call by the host itself.
 func connection(info credentials.AuthInfo) *arrivals.Conn {
 	p, _ := info.(Peer)
 	return p.arriving

@@ -16,15 +16,15 @@ import (
 // Tenants is a rule for a range of tenants.
 type Tenants struct {
 	First, Last uint32
-	UIDs        []uint32 // users with processes that may be these tenants; nil: any
-	Private     bool     // they see their own entries only, and no other tenant sees those
-	Sessions    int      // most sessions of each; 0: no limit of its own
+	UIDs        []uint32 // users that may act for these tenants; nil if the rule does not set any
+	Private     bool     // the tenants see only their own entries, and no other tenant sees those
+	Sessions    int      // most sessions of each tenant; 0 if the rule sets no limit
 }
 
-// Rules are those of a host. For each of a rule's fields the first rule counts that fits a tenant and sets it.
+// Rules are the rules of a host. Each field of a tenant comes from the first rule that covers the tenant and sets the field.
 type Rules []Tenants
 
-// of is the first rule for a tenant that sets a field.
+// of returns the first rule that covers a tenant and sets a field.
 func (r Rules) of(tenant uint32, sets func(*Tenants) bool) (t Tenants) {
 	for i := range r {
 		if t := &r[i]; t.First <= tenant && tenant <= t.Last && sets(t) {
@@ -34,8 +34,8 @@ func (r Rules) of(tenant uint32, sets func(*Tenants) bool) (t Tenants) {
 	return t
 }
 
-// Allow says whether a user's process may be a tenant. Once any tenant has users, a tenant is for the users only that are
-// named for it.
+// Allow reports whether a user's process may act for a tenant. If any rule sets users, every tenant is limited to the users
+// that are set for it.
 func (r Rules) Allow(uid, tenant uint32) bool {
 	if !r.bound() {
 		return true
@@ -43,12 +43,12 @@ func (r Rules) Allow(uid, tenant uint32) bool {
 	return slices.Contains(r.of(tenant, func(t *Tenants) bool { return t.UIDs != nil }).UIDs, uid)
 }
 
-// Private says whether a tenant's entries are its own.
+// Private reports whether a tenant's entries are visible only to itself.
 func (r Rules) Private(tenant uint32) bool {
 	return r.of(tenant, func(t *Tenants) bool { return t.Private }).Private
 }
 
-// Sessions is the most sessions of a tenant, 0 for no limit.
+// Sessions returns the most sessions of a tenant. 0 means no limit.
 func (r Rules) Sessions(tenant uint32) int {
 	return r.of(tenant, func(t *Tenants) bool { return t.Sessions > 0 }).Sessions
 }
@@ -57,7 +57,7 @@ func (r Rules) bound() bool {
 	return slices.ContainsFunc(r, func(t Tenants) bool { return t.UIDs != nil })
 }
 
-// Users are the users that any tenant has.
+// Users returns the users of all tenants.
 func (r Rules) Users() (uids []uint32) {
 	for _, t := range r {
 		uids = append(uids, t.UIDs...)
@@ -65,12 +65,12 @@ func (r Rules) Users() (uids []uint32) {
 	return uids
 }
 
-// isolates says whether tenants are kept from learning of each other.
+// isolates reports whether tenants must not learn about each other.
 func (r Rules) isolates() bool {
 	return r.bound() || slices.ContainsFunc(r, func(t Tenants) bool { return t.Private })
 }
 
-// Caller is who makes a call. Without a socket it is the host itself.
+// Caller returns the peer that makes a call. For a call without a socket it is the host itself.
 func Caller(ctx context.Context) Peer {
 	if p, ok := peer.FromContext(ctx); ok {
 		if u, ok := p.AuthInfo.(Peer); ok {
@@ -80,8 +80,8 @@ func Caller(ctx context.Context) Peer {
 	return Peer{UID: uint32(os.Geteuid())}
 }
 
-// check refuses calls that are for the operator: all that changes the host, and, where tenants are isolated, what tells of
-// all of them.
+// check refuses calls that are reserved for the operator. These are all calls that change the host. If tenants are isolated,
+// calls that reveal data of all tenants are reserved, too.
 func (r Rules) check(ctx context.Context, method string) error {
 	switch method {
 	case proto.EngineService_Session_FullMethodName:
@@ -98,7 +98,7 @@ func (r Rules) check(ctx context.Context, method string) error {
 	return nil
 }
 
-// Checks make a server check every call by the rules of the moment.
+// Checks returns server options that check each call against the current rules.
 func Checks(rules func() Rules) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.UnaryInterceptor(func(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {

@@ -15,10 +15,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// maxPath is the longest Unix address, less the descriptor socket's suffix.
+// maxPath is the longest path of a Unix socket, less the suffix of the descriptor socket.
 const maxPath = 107 - len(proto.DescriptorSuffix)
 
-// Pair is the two listening sockets of a server, and the lock of their path.
+// Pair holds the two listening sockets of a server and the lock on their path.
 type Pair struct {
 	path        string
 	lock        *os.File
@@ -26,7 +26,8 @@ type Pair struct {
 	Descriptors *Listener
 }
 
-// Listen claims path and makes both sockets, for these users, root and the host's own. It replaces the sockets of a dead process and refuses those of a live one.
+// Listen claims the path and creates both sockets for the given users, root and the host's own user. It replaces the sockets of
+// a dead process, and fails if a live one has them.
 func Listen(path string, users Users, log *slog.Logger) (*Pair, error) {
 	if err := Free(path, log); err != nil {
 		return nil, err
@@ -46,7 +47,7 @@ func Listen(path string, users Users, log *slog.Logger) (*Pair, error) {
 	return s, nil
 }
 
-// Free fails unless a socket can be made at the path now.
+// Free returns an error unless a socket can be created at the path now.
 func Free(path string, log *slog.Logger) error {
 	if err := checkDirectory(path, log); err != nil {
 		return err
@@ -61,12 +62,12 @@ func Free(path string, log *slog.Logger) error {
 	return err
 }
 
-// SetUsers changes who may connect. Connections that are there stay.
+// SetUsers changes the users that may connect. Existing connections stay open.
 func (s *Pair) SetUsers(users Users) error {
 	return errors.Join(s.Sessions.setUsers(users), s.Descriptors.setUsers(users))
 }
 
-// Close closes the sockets and removes them and the lock.
+// Close closes the sockets, and removes them and the lock file.
 func (s *Pair) Close() {
 	for _, l := range []*Listener{s.Sessions, s.Descriptors} {
 		if l != nil {
@@ -74,7 +75,7 @@ func (s *Pair) Close() {
 			os.Remove(l.path)
 		}
 	}
-	os.Remove(s.lock.Name()) // while it is held: see claim
+	os.Remove(s.lock.Name()) // while the lock is held: see claim
 	s.lock.Close()
 }
 
@@ -98,8 +99,8 @@ func checkDirectory(path string, log *slog.Logger) error {
 	return nil
 }
 
-// claim locks a file for the life of the server. A server removes the file while it holds the lock, so a lock counts
-// only while the path names the locked file.
+// claim locks a file for the lifetime of the server. A server removes the file while it holds the lock. A lock is therefore
+// valid only if the path still names the locked file.
 func claim(path string) (*os.File, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
@@ -123,7 +124,7 @@ func claim(path string) (*os.File, error) {
 	}
 }
 
-// stale says whether the socket of a process that is gone has the path. It fails unless that or nothing has it.
+// stale reports whether the path is a socket of a dead process. It returns an error if the path exists and is anything else.
 func stale(path string) (bool, error) {
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, os.ErrNotExist):
@@ -163,9 +164,9 @@ func listenUnix(path string, users Users, log *slog.Logger) (*Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrPath, err)
 	}
-	l.SetUnlinkOnClose(false) // Close removes it under the lock
+	l.SetUnlinkOnClose(false) // Close removes the socket while the lock is held
 	listener := &Listener{UnixListener: l, path: path, log: log, peer: peerOf}
-	// Between bind and chmod, the check of the peer below keeps others out.
+	// Until the mode is set, the check of the peer in Accept keeps other users out.
 	if err := listener.setUsers(users); err != nil {
 		l.Close()
 		os.Remove(path)
@@ -178,7 +179,7 @@ func (l *Listener) setUsers(users Users) error {
 	l.users.Store(&users)
 	mode := os.FileMode(0o600)
 	if !users.None() {
-		mode = 0o666 // who they are is checked at each connection
+		mode = 0o666 // any user can connect; Accept checks the peer
 	}
 	if err := os.Chmod(l.path, mode); err != nil {
 		return fmt.Errorf("%w: %w", ErrPath, err)
@@ -186,7 +187,7 @@ func (l *Listener) setUsers(users Users) error {
 	return nil
 }
 
-// Listener accepts connections of those users only that may connect.
+// Listener accepts connections of allowed users only.
 type Listener struct {
 	*net.UnixListener
 	path  string
@@ -195,7 +196,7 @@ type Listener struct {
 	peer  func(*net.UnixConn) (Peer, error) // peerOf, except in tests
 }
 
-// Accept closes connections of other users and waits for the next.
+// Accept returns the next connection of an allowed user. It closes all others.
 func (l *Listener) Accept() (net.Conn, error) {
 	c, _, err := l.AcceptPeer()
 	if err != nil {
@@ -204,7 +205,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// AcceptPeer is Accept for callers that need the Unix connection and its peer.
+// AcceptPeer is like Accept and also returns the peer.
 func (l *Listener) AcceptPeer() (*net.UnixConn, Peer, error) {
 	for {
 		c, err := l.AcceptUnix()
