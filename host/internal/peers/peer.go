@@ -80,7 +80,7 @@ type peer struct {
 	trying   bool      // a probe is under way
 	heard    time.Time
 	loans    []*loan
-	owed     []uint64          // leases whose return failed and is to be repeated
+	owed     []uint64          // leases that are to be returned again after a failure
 	apart    map[apartKey]bool // namespaces and groups that the peer stores in a layout unknown to this host
 	slots    []uint64          // slots of the peer that were read and have not been reported to it
 	vain     int               // requests in a row that brought nothing; a busy answer counts as several

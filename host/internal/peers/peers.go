@@ -197,7 +197,7 @@ func (p *Peers) resolve() {
 // settle resolves the configured names once. It starts a peer for each new address and ends the peers of addresses that have
 // disappeared. A name that does not resolve keeps its peers.
 func (p *Peers) settle() {
-	found, kept := map[string]string{}, map[string]bool{} // found: names by address; kept: names whose peers stay
+	found, kept := map[string]string{}, map[string]bool{} // found: names by address; kept: names that keep their peers
 	for _, name := range p.cfg.Hosts {
 		host, port, err := net.SplitHostPort(name)
 		var list []string

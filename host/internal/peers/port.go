@@ -214,7 +214,7 @@ func (s sender) SendMsg(m any) error {
 	}
 }
 
-// charged is a message whose memory is charged to a connection until the kernel has its bytes, or until it is clear that they
+// charged is a message with its memory charged to a connection until the kernel has its bytes, or until it is clear that they
 // will not be sent.
 type charged struct {
 	protobuf.Message

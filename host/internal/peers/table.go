@@ -38,14 +38,14 @@ type Table struct {
 	growing sync.Mutex // held during the growth of a shard, so that only one exists twice at a time
 }
 
-// shard is a hash table with open addressing for the fingerprints whose hash has the same first byte. Reads take no lock: a
+// shard is a hash table with open addressing for the fingerprints with the same first byte of their hash. Reads take no lock: a
 // cell never changes its fingerprint, and a reader of cells that growth has just replaced sees at worst an outdated state.
 type shard struct {
 	cells atomic.Pointer[[]cell]
 
 	mu    sync.Mutex // serializes writes
 	used  int        // cells with a fingerprint
-	dead  int        // the part of used whose entry no peer has any more
+	dead  int        // the part of used that no peer has any more
 	spare []cell     // cells of the growth before the last, reused by the next growth; their physical memory has been released
 }
 

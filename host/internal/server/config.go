@@ -18,7 +18,7 @@ import (
 type Config struct {
 	Store  *store.Store
 	Engine *transfer.Engine
-	// GPUs are the GPUs whose memory clients may register. Engine must know them, too. They must outlive the server.
+	// GPUs are the GPUs from which clients may register memory. Engine must know them, too. They must outlive the server.
 	GPUs   []*gds.GPU
 	Log    *slog.Logger
 	Limits Limits

@@ -36,7 +36,7 @@ func (s *Server) hold(l *sharedLease) {
 	}
 }
 
-// greediest returns the tenant whose leases pin the most bytes, and whether it is the only tenant with an engine. An entry
+// greediest returns the tenant with the most bytes pinned by its leases, and whether it is the only tenant with an engine. An entry
 // counts once for each tenant, so several leases on a shared prefix do not add up. The result is computed from all leases and
 // is therefore kept for a second.
 func (s *Server) greediest() (tenant uint32, alone bool) {
