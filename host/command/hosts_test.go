@@ -22,7 +22,6 @@ import (
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/drive"
 	"github.com/kvhost/kvhost/host/internal/payload"
-	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/replay"
 	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
 	"github.com/kvhost/kvhost/host/internal/trace"
@@ -43,7 +42,6 @@ const (
 	hostsWindow = 256 // chunks of one lookup
 	hostsLayers = 4
 	hostsPage   = 16 << 10
-	hostsTell   = 100 * time.Millisecond // how often hosts tell each other what has changed
 )
 
 // TestHosts deals requests to hosts that lend each other, one after the other, at random, and such that a conversation stays with its
@@ -69,9 +67,12 @@ func TestHosts(t *testing.T) {
 				}
 			})
 			var copies copyCount
-			told := map[kv.Key]time.Time{}
+			stored := map[kv.Key]bool{}
 			for n, keys := range requests {
-				awaitTold(told, keys)
+				if stored[keys[0]] {
+					c.awaitTold()
+				}
+				stored[keys[0]] = true
 				if !c.members[to[n]].player.play(uint32(n+1), keys) {
 					break
 				}
@@ -106,22 +107,25 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// awaitTold waits until all hosts have been told where a request's chunks are. Requests that have a prefix in common come seconds after
-// each other in a trace, and here at once.
-func awaitTold(told map[kv.Key]time.Time, keys []kv.Key) {
-	var last time.Time
-	for _, k := range keys {
-		if at := told[k]; at.After(last) {
-			last = at
+// awaitTold waits until all hosts have been told of all chunks. Requests that have a prefix in common come seconds after each other in a
+// trace, and here at once.
+func (c *cluster) awaitTold() {
+	c.Helper()
+	known := func() (list []string) {
+		has := map[string]uint64{}
+		for _, m := range c.members {
+			has[m.addr] = c.status(m).GetRoots()[0].GetEntries()
 		}
-	}
-	time.Sleep(time.Until(last))
-	now := time.Now().Add(2 * hostsTell)
-	for _, k := range keys {
-		if told[k].IsZero() {
-			told[k] = now
+		for _, m := range c.members {
+			for at, p := range c.peers(m) {
+				if p.GetState() != "self" && p.GetEntries() != has[at] {
+					list = append(list, fmt.Sprintf("%s knows %d of the %d entries of %s, which is %s", m.addr, p.GetEntries(), has[at], at, p.GetState()))
+				}
+			}
 		}
+		return list
 	}
+	until(c.T, "hosts that know what each has", func() bool { return len(known()) == 0 }, func() any { return strings.Join(known(), "\n") })
 }
 
 // startCluster starts the hosts.
@@ -604,11 +608,9 @@ func (f *faulty) report(fault string, tally *testenv.Tally) {
 	}
 	var blamed uint64
 	for _, m := range f.members[1:] {
-		s, err := proto.Status(f.Context(), filepath.Join(m.dir, "s"))
-		testenv.OK(f.T, err)
-		for _, p := range s.GetPeers() {
-			if p.GetBlamed() > 0 && p.GetAddress() != f.members[0].addr {
-				f.Errorf("%s blames %s, which has no fault", m.addr, p.GetAddress())
+		for at, p := range f.peers(m) {
+			if p.GetBlamed() > 0 && at != f.members[0].addr {
+				f.Errorf("%s blames %s, which has no fault", m.addr, at)
 			}
 			blamed += p.GetBlamed()
 		}

@@ -123,13 +123,19 @@ func (c *cluster) await(peers int) {
 	}
 }
 
-// peers are what a member knows of the others, by address.
-func (c *cluster) peers(m *member) map[string]*proto.PeerStatus {
+// status is what a member's host says of itself.
+func (c *cluster) status(m *member) *proto.StatusResponse {
 	c.Helper()
 	s, err := proto.Status(c.Context(), filepath.Join(m.dir, "s"))
 	testenv.OK(c.T, err)
+	return s
+}
+
+// peers are what a member knows of the others, by address.
+func (c *cluster) peers(m *member) map[string]*proto.PeerStatus {
+	c.Helper()
 	list := map[string]*proto.PeerStatus{}
-	for _, p := range s.GetPeers() {
+	for _, p := range c.status(m).GetPeers() {
 		list[p.GetAddress()] = p
 	}
 	return list

@@ -90,9 +90,9 @@ func launch(t *testing.T, cmd *exec.Cmd) (logged func() string, ended <-chan str
 }
 
 // until polls for what has no event of its own in another process.
-func until(t *testing.T, what string, done func() bool) {
+func until(t *testing.T, what string, done func() bool, state ...func() any) {
 	t.Helper()
-	testenv.Until(t, what, done)
+	testenv.Until(t, what, done, state...)
 }
 
 func await(t *testing.T, logged func() string, text string, ended <-chan struct{}) {

@@ -194,10 +194,12 @@ func TestSharedBucket(t *testing.T) {
 	work.Go(func() { w.run(ctx) })
 	more := func(of int64) {
 		t.Helper()
-		for begun := stores.Load(); stores.Load() < begun+of; time.Sleep(20 * time.Millisecond) {
-			if t.Failed() {
-				t.FailNow()
-			}
+		begun := stores.Load()
+		until(t, fmt.Sprintf("%d stores more", of), func() bool { return t.Failed() || stores.Load() >= begun+of }, func() any {
+			return fmt.Sprintf("%d stores, %d loads, %d of them failed", stores.Load()-begun, loads.Load(), fails.Load())
+		})
+		if t.Failed() {
+			t.FailNow()
 		}
 	}
 	more(300)

@@ -118,10 +118,13 @@ func TestSoak(t *testing.T) {
 		}
 	}
 	more := func(of int64) {
-		for begun := loads.Load(); loads.Load() < begun+of; time.Sleep(20 * time.Millisecond) {
-			if t.Failed() {
-				t.FailNow()
-			}
+		t.Helper()
+		begun := loads.Load()
+		until(t, fmt.Sprintf("%d loads more", of), func() bool { return t.Failed() || loads.Load() >= begun+of }, func() any {
+			return fmt.Sprintf("%d loads, %d of them failed, %d stores", loads.Load()-begun, fails.Load(), stores.Load())
+		})
+		if t.Failed() {
+			t.FailNow()
 		}
 	}
 	var most int64

@@ -46,6 +46,15 @@ func newLender(t *testing.T) *lender { return newLenderWith(t, Config{}) }
 
 // newLenderWith is a lender with roots of so many bytes, one of a MiB if none is named.
 func newLenderWith(t *testing.T, c Config, roots ...int64) *lender {
+	t.Helper()
+	return newLenderOf(t, c, store.Config{}, roots...)
+}
+
+// givesUp is of a store that gives an operation up while a test waits for that.
+var givesUp = store.Config{IOTimeout: time.Second}
+
+func newLenderOf(t *testing.T, c Config, of store.Config, roots ...int64) *lender {
+	t.Helper()
 	l := &lender{disk: faultfs.New(staging.OS())}
 	c.Listen = "127.0.0.1:0"
 	p, err := New(c)
@@ -53,11 +62,11 @@ func newLenderWith(t *testing.T, c Config, roots ...int64) *lender {
 	if len(roots) == 0 {
 		roots = []int64{1 << 20}
 	}
-	var list []store.RootConfig
 	for _, n := range roots {
-		list = append(list, store.RootConfig{Path: t.TempDir(), Capacity: n, Medium: store.Medium{FS: l.disk}})
+		of.Roots = append(of.Roots, store.RootConfig{Path: t.TempDir(), Capacity: n, Medium: store.Medium{FS: l.disk}})
 	}
-	l.store, err = store.Open(t.Context(), store.Config{IOTimeout: time.Second, Roots: append(list, p.Root(1))})
+	of.Roots = append(of.Roots, p.Root(1))
+	l.store, err = store.Open(t.Context(), of)
 	testenv.OK(t, err)
 	p.Start(l.store)
 	t.Cleanup(func() {
@@ -293,7 +302,7 @@ func TestQuestionsOfOne(t *testing.T) {
 	var calls sync.WaitGroup
 	ask := func(ctx context.Context) { calls.Go(func() { _, _ = l.Lease(ctx, l.ask) }) }
 	ask(calledBy(t, 1))
-	testenv.OK(t, l.disk.AwaitHanging(t.Context(), 1))
+	testenv.OK(t, l.disk.AwaitHanging(testenv.Context(t), 1))
 	var waits atomic.Bool
 	ask(noticed{calledBy(t, 1), func() { waits.Store(true) }})
 	testenv.Until(t, "a second question", func() bool { return waits.Load() || l.disk.Hanging() > 1 })
@@ -301,7 +310,7 @@ func TestQuestionsOfOne(t *testing.T) {
 		t.Errorf("%d questions of one caller are looked up, want 1 until that is over", n)
 	}
 	ask(calledBy(t, 2))
-	testenv.OK(t, l.disk.AwaitHanging(t.Context(), 2))
+	testenv.OK(t, l.disk.AwaitHanging(testenv.Context(t), 2))
 	l.disk.Release()
 	calls.Wait()
 	testenv.Until(t, "no caller is known when all calls and their rests are over", func() bool {
@@ -591,7 +600,7 @@ func TestTurns(t *testing.T) {
 
 // TestHungRead: a buffer that a read still uses, which was given up, is not used for another.
 func TestHungRead(t *testing.T) {
-	l := newLender(t)
+	l := newLenderOf(t, Config{}, givesUp)
 	r, err := l.Lease(t.Context(), l.ask)
 	testenv.OK(t, err)
 	l.disk.Set(faultfs.Rule{Op: staging.OpRead, Path: "**", Fault: faultfs.Fault{Hang: true}})
@@ -599,7 +608,7 @@ func TestHungRead(t *testing.T) {
 	go func() {
 		over <- l.Fetch(&proto.FetchRequest{Lease: r.GetLease(), Bytes: pageBytes}, &sink{ctx: t.Context()})
 	}()
-	testenv.OK(t, l.disk.AwaitHanging(t.Context(), 1))
+	testenv.OK(t, l.disk.AwaitHanging(testenv.Context(t), 1))
 	testenv.Until(t, "a root out of service", func() bool { return l.store.Stats().Roots[0].State != health.In })
 	select {
 	case err := <-over:

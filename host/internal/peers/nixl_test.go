@@ -364,7 +364,7 @@ func TestPlaced(t *testing.T) {
 
 // TestHungPlace: a slot that a read still uses, which was given up, is not lent to another.
 func TestHungPlace(t *testing.T) {
-	l := newLenderWith(t, Config{NIXL: nixlPath(t)})
+	l := newLenderOf(t, Config{NIXL: nixlPath(t)}, givesUp)
 	r, err := l.Lease(t.Context(), l.ask)
 	testenv.OK(t, err)
 	l.disk.Set(faultfs.Rule{Op: staging.OpRead, Path: "**", Fault: faultfs.Fault{Hang: true}})

@@ -238,7 +238,7 @@ func (p *peer) saveHanging(r *rig) *client.StoreJob {
 	p.fill(3, 3)
 	job, err := p.Store(p.t.Context(), 0, 0, []client.StoreChunk{{Key: key(3), Blocks: blocks(3)}})
 	testenv.OK(p.t, err)
-	testenv.OK(p.t, r.faults.AwaitHanging(p.t.Context(), 1))
+	testenv.OK(p.t, r.faults.AwaitHanging(testenv.Context(p.t), 1))
 	return job
 }
 

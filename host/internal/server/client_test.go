@@ -151,7 +151,7 @@ func TestKilledClientLeavesNothing(t *testing.T) {
 	child.Env = append(os.Environ(), childSocket+"="+r.socket)
 	child.Stderr = os.Stderr
 	testenv.OK(t, child.Start())
-	if err := r.faults.AwaitHanging(t.Context(), 4); err != nil { // two loads and two stores
+	if err := r.faults.AwaitHanging(testenv.Context(t), 4); err != nil { // two loads and two stores
 		t.Fatal(err)
 	}
 	if st := r.server.Stats(); st.Sessions != 2 || st.Leases != 1 || st.Jobs != 2 || mappings(t) != mapped+1 {

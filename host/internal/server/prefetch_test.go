@@ -130,7 +130,7 @@ func TestPrefetchEnds(t *testing.T) {
 			r, p := levels(t)
 			r.faults.Set(faultfs.MustRules("read ** 1st: hang")...)
 			l := p.prefetch(farChunks)
-			testenv.OK(t, r.faults.AwaitHanging(t.Context(), 1))
+			testenv.OK(t, r.faults.AwaitHanging(testenv.Context(t), 1))
 			testenv.OK(t, end(p, l))
 			until(t, "the lease ends", func() bool { return r.server.Stats().Leases == 0 })
 			r.faults.Release()

@@ -147,7 +147,7 @@ func (p *peer) loadsHanging(r *rig, n int) *client.LoadJob {
 	p.t.Helper()
 	r.faults.Set(faultfs.MustRules("read *: hang")...)
 	job := p.loads(p.look(n), n)
-	testenv.OK(p.t, r.faults.AwaitHanging(p.t.Context(), 1))
+	testenv.OK(p.t, r.faults.AwaitHanging(testenv.Context(p.t), 1))
 	return job
 }
 

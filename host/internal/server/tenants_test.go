@@ -167,7 +167,7 @@ func TestLoadsAndStoresThatHangLeaveTenantsWorkers(t *testing.T) {
 				_, err := p.Store(t.Context(), 0, 0, list)
 				testenv.OK(t, err)
 			}
-			testenv.OK(t, r.faults.AwaitHanging(t.Context(), 1+n))
+			testenv.OK(t, r.faults.AwaitHanging(testenv.Context(t), 1+n))
 		}
 		for n := range 8 { // each leaves a worker to those that wait; without one it fails when the disk has not answered in time
 			another(peers[0], n)

@@ -272,7 +272,7 @@ func TestAwaitCopiesWaitsForTheBlocksOnly(t *testing.T) {
 	p.fill(1, 1)
 	job, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{chunkOf(1, 1)})
 	testenv.OK(t, err)
-	testenv.OK(t, r.faults.AwaitHanging(t.Context(), 1))
+	testenv.OK(t, r.faults.AwaitHanging(testenv.Context(t), 1))
 	testenv.OK(t, p.AwaitCopies(t.Context()))
 	testenv.OK(t, job.Read(t.Context()))
 	p.poison(1) // the blocks are ours again, though the write hangs

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
@@ -164,7 +165,7 @@ func testPutHonoursItsContext(t *testing.T) {
 	must(t, err)
 	bad := make(chan struct{})
 	go func() { p.Bad(errors.New("on purpose")); close(bad) }()
-	f.must(faulty.AwaitHanging(t.Context(), 1))
+	f.must(faulty.AwaitHanging(testenv.Context(t), 1))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { _, err := f.store.Put(ctx, f.request(1, 0, 0)); done <- err }()

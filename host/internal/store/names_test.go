@@ -510,7 +510,7 @@ func TestOrphanOfAPutUnderWay(t *testing.T) {
 	r.drop(f.markOf(0), 0)
 	put := make(chan error, 1)
 	go func() { put <- f.put(1, 0) }()
-	f.must(faulty.AwaitHanging(t.Context(), 1))
+	f.must(faulty.AwaitHanging(testenv.Context(t), 1))
 	if !r.Orphans.Has(name) {
 		t.Error("a scan would take the orphan in")
 	}

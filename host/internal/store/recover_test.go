@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
@@ -566,7 +567,7 @@ func TestScanMeetsAnOrphan(t *testing.T) {
 	release := sync.OnceFunc(faulty.Release)
 	defer release()
 	f.open()
-	f.must(faulty.AwaitHanging(t.Context(), 1))
+	f.must(faulty.AwaitHanging(testenv.Context(t), 1))
 	if err := f.put(0, 0); !errors.Is(err, ErrResident) { // its file is found by its name
 		t.Fatal(err)
 	}

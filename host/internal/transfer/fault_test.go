@@ -313,7 +313,7 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 		return read, published
 	}
 	_, first := store(0, 2)
-	testenv.OK(t, b.fs.AwaitHanging(t.Context(), 2))
+	testenv.OK(t, b.fs.AwaitHanging(testenv.Context(t), 2))
 	engine.SetWriteQueue(50 * time.Millisecond)
 	read, second := store(2, 6)
 	if o := <-read; len(o.Failed) != 4 || !errors.Is(o.Failed[0].Err, transfer.ErrShed) ||

@@ -101,7 +101,7 @@ func TestFlightIsToldByRoute(t *testing.T) {
 	r.double.Rules("cuFileRead:code=5030")
 	r.fs.Set(faultfs.MustRules("read **.kv: hang")...)
 	go func() { done <- r.load([]int{0}, ids) }()
-	testenv.OK(t, r.fs.AwaitHanging(t.Context(), 1))
+	testenv.OK(t, r.fs.AwaitHanging(testenv.Context(t), 1))
 	if got := inFlight(); got["direct"] != 0 || got["staged"] != 1 {
 		t.Errorf("while it is staged instead: %v", got)
 	}

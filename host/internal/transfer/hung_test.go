@@ -2,7 +2,6 @@ package transfer_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"log/slog"
 	"path/filepath"
@@ -120,7 +119,7 @@ func TestCloseBlamesNoPiece(t *testing.T) {
 	loads, first, second := b.spread(8), make(chan transfer.Outcome, 1), make(chan transfer.Outcome, 1)
 	b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads[:4],
 		Done: func(o transfer.Outcome) { first <- o }})
-	testenv.OK(t, b.fs.AwaitHanging(t.Context(), 4))
+	testenv.OK(t, b.fs.AwaitHanging(testenv.Context(t), 4))
 	other.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads[4:],
 		Done: func(o transfer.Outcome) { second <- o }})
 	closed := make(chan error, 1)
@@ -163,7 +162,7 @@ func cancelNeedsNoDisk(t *testing.T, by *transfer.Layers) {
 	done := make(chan transfer.Outcome, 2)
 	h := b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads, Layers: by,
 		Done: func(o transfer.Outcome) { done <- o }})
-	testenv.OK(t, b.fs.AwaitHanging(context.Background(), 1))
+	testenv.OK(t, b.fs.AwaitHanging(testenv.Context(t), 1))
 	h.Cancel()
 	<-h.Fenced()
 	out := <-done
@@ -205,7 +204,7 @@ func TestCancelOfAStoreGivesTheBlocksBack(t *testing.T) {
 		Memory: b.memory, Chunks: chunks,
 		Read: func(o transfer.Outcome) { read <- o }, Published: func(o transfer.Outcome) { published <- o },
 	})
-	testenv.OK(t, b.fs.AwaitHanging(context.Background(), 1))
+	testenv.OK(t, b.fs.AwaitHanging(testenv.Context(t), 1))
 	h.Cancel()
 	<-h.Fenced()
 	first := <-read

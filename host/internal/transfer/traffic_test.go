@@ -24,7 +24,7 @@ func TestBusyIsWhileAnythingMoves(t *testing.T) {
 	done := make(chan transfer.Outcome, 1)
 	h := b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: b.spread(2),
 		Done: func(o transfer.Outcome) { done <- o }})
-	testenv.OK(t, b.fs.AwaitHanging(t.Context(), 2))
+	testenv.OK(t, b.fs.AwaitHanging(testenv.Context(t), 2))
 	first := b.engine.Traffic()[0]
 	testenv.Until(t, "time in which the route works", func() bool { return first.Busy != b.engine.Traffic()[0].Busy })
 	if first.InFlight != 2 || len(first.Routes) != 1 || first.Routes[0].InFlight != 2 || first.Routes[0].Busy <= 0 {
@@ -73,7 +73,7 @@ func loadTime(t *testing.T) {
 	b.queue.Load(&transfer.LoadJob{
 		Lease: l, Memory: b.memory, Chunks: b.spread(8), Done: func(o transfer.Outcome) { done <- o },
 	})
-	if err := b.fs.AwaitHanging(t.Context(), 4); err != nil { // as many as there are workers; four more are queued
+	if err := b.fs.AwaitHanging(testenv.Context(t), 4); err != nil { // as many as there are workers; four more are queued
 		t.Fatal(err)
 	}
 	if behind := b.queue.LoadTime(one.Places(nil), geo.PageBytes()); behind < 4*short {

@@ -94,7 +94,7 @@ func (f *FS) AwaitHanging(ctx context.Context, n int) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return ctx.Err()
+			return fmt.Errorf("%d calls hang, want %d: %w", hanging, n, ctx.Err())
 		}
 	}
 }

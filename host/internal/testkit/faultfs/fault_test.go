@@ -208,7 +208,7 @@ func TestFaultHang(t *testing.T) {
 	}
 	statErr := make(chan error, 1)
 	go func() { _, err := f.Stat(name); statErr <- err }()
-	must(t, f.AwaitHanging(t.Context(), 3))
+	must(t, f.AwaitHanging(testenv.Context(t), 3))
 	if f.Hanging() != 3 || len(errs) != 0 {
 		t.Fatalf("%d hang", f.Hanging())
 	}
@@ -236,10 +236,10 @@ func TestFaultHang(t *testing.T) {
 	}
 	f.Set(MustRules("stat **: hang")...)
 	go func() { _, err := f.Stat(name); statErr <- err }()
-	must(t, f.AwaitHanging(t.Context(), 1))
+	must(t, f.AwaitHanging(testenv.Context(t), 1))
 	f.Set() // new rules let the calls of the old ones go
 	must(t, <-statErr)
-	if err := f.AwaitHanging(t.Context(), 1); err == nil {
+	if err := f.AwaitHanging(testenv.Context(t), 1); err == nil {
 		t.Fatal("waited for a hang without rules")
 	}
 }

@@ -70,7 +70,7 @@ func TestWatchedGivesUp(t *testing.T) {
 			t.Errorf("%s has ended", c.rule)
 		default:
 		}
-		if err := faulty.AwaitHanging(t.Context(), 1); err != nil { // it may be given up before it came so far
+		if err := faulty.AwaitHanging(testenv.Context(t), 1); err != nil { // it may be given up before it came so far
 			t.Fatal(err)
 		}
 		faulty.Release()

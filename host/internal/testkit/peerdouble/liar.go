@@ -3,6 +3,7 @@ package peerdouble
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"math/rand/v2"
@@ -83,6 +84,15 @@ func (l *Liar) lie(n int) int {
 func (l *Liar) fails() error {
 	time.Sleep(time.Duration(l.draw(30)) * time.Millisecond)
 	return status.Error(codes.Code(1+l.draw(16)), "\x1b[31mno\n")
+}
+
+// silent answers nothing until the test or the caller's time is over, and nothing then: the caller may see that later.
+func (l *Liar) silent(ctx context.Context) error {
+	select {
+	case <-l.over:
+	case <-ctx.Done():
+	}
+	return status.FromContextError(cmp.Or(ctx.Err(), context.Canceled)).Err()
 }
 
 // Residents implements the service. What it says later is at random, and the stream ends now and then.
@@ -172,10 +182,7 @@ func (l *Liar) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.LeaseRe
 	case 6:
 		e.Bytes = append(e.Bytes, e.Bytes...)
 	case 7:
-		select {
-		case <-l.over:
-		case <-ctx.Done():
-		}
+		return nil, l.silent(ctx)
 	}
 	return m, nil
 }
@@ -210,10 +217,7 @@ func (l *Liar) Place(ctx context.Context, q *proto.PlaceRequest) (*proto.PlaceRe
 	case 8:
 		m.Parts = slices.Repeat(m.Parts, 1000)
 	case 9:
-		select {
-		case <-l.over:
-		case <-ctx.Done():
-		}
+		return nil, l.silent(ctx)
 	}
 	return m, nil // with other bytes than were stored
 }
