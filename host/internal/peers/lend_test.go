@@ -189,9 +189,7 @@ func TestLeasesOfOne(t *testing.T) {
 		t.Errorf("%v for another peer, want a lease", err)
 	}
 	l.end(func(*lent) bool { return true })
-	if len(l.shares.of) != 0 || l.shares.held != [resources]int{} {
-		t.Errorf("%v is counted without leases, want nothing", l.shares.held)
-	}
+	l.shares.isFree(t, "without leases")
 }
 
 // certified is the context of a call with a certificate, from any address but those that tests have peers of the configuration at.
@@ -272,9 +270,7 @@ func TestPinsOfOne(t *testing.T) {
 				for n := range held {
 					takes(by(t, n), n, 0, 0)
 				}
-				if len(l.shares.of)+len(l.shares.pins) != 0 {
-					t.Errorf("%d callers and %d entries are known without leases, want none", len(l.shares.of), len(l.shares.pins))
-				}
+				l.shares.isFree(t, "without leases")
 			})
 		}
 	}
@@ -515,9 +511,7 @@ func TestFetchesOfOne(t *testing.T) {
 	calls.Wait()
 	_, err = l.Return(t.Context(), &proto.ReturnRequest{Lease: r.GetLease()})
 	testenv.OK(t, err)
-	if n := len(l.shares.of); n != 0 {
-		t.Errorf("%d callers are known after all calls, want none", n)
-	}
+	l.shares.isFree(t, "after all calls")
 }
 
 // noticed is a context that says when it is waited for.
@@ -592,8 +586,8 @@ func TestTurns(t *testing.T) {
 		if one, many := sent[0].Load(), sent[1].Load(); one < rounds*9/10 || many > rounds*11/10 {
 			t.Errorf("one call has sent %d parts of %d beside one caller's many that have sent %d, want half", one, 2*rounds, many)
 		}
-		if len(p.turns.of) != 0 {
-			t.Errorf("%d turns are kept after all calls, want none", len(p.turns.of))
+		if n := callersOf(&p.turns); n != 0 {
+			t.Errorf("%d turns are kept after all calls, want none", n)
 		}
 	})
 }

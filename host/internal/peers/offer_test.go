@@ -209,9 +209,10 @@ func TestOfferEnds(t *testing.T) {
 	if <-over {
 		t.Error("an offer was taken that has no bytes")
 	}
-	if n := len(p.fs.names()); n != 0 || len(p.lending.shares.of) != 0 {
-		t.Errorf("%d names are left and %d callers' offers are being taken, want none", n, len(p.lending.shares.of))
+	if n := len(p.fs.names()); n != 0 {
+		t.Errorf("%d names are left, want none", n)
 	}
+	p.lending.shares.isFree(t, "without offers")
 }
 
 // TestOffersOfOne: a peer that offers all the time, and does not send, leaves others' offers a place.

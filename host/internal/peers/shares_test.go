@@ -4,7 +4,23 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
+
+// isFree waits until no caller has anything. A call is answered, and its connection closed, before the last is given back.
+func (s *shares) isFree(t *testing.T, when string) {
+	t.Helper()
+	testenv.Until(t, "nothing is counted "+when, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.of)+len(s.pins) == 0 && s.held == [resources]int{}
+	}, func() any {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return fmt.Sprintf("%d callers, %d entries, %v", len(s.of), len(s.pins), s.held)
+	})
+}
 
 // TestSharesAreLeft: whatever callers take, each peer of the configuration gets what is set aside for it, others have no more than half where
 // there are peers, and all together no more than there is.
