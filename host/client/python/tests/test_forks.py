@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from forked import in_child
 from vllm_doubles import DoubleSession
+from waits import left
 
 from kvhost.events import EventReader
 from kvhost.objects import Connector, Options
@@ -18,7 +19,7 @@ from kvhost.link import Link
 def link() -> tuple[Callable[[], None], Any]:
     session: Any = DoubleSession()
     made = Link("test", "/none", lambda epoch: [session], leads=True)
-    assert made.start(30)
+    assert made.start(left())
     return made.close, made._wake
 
 

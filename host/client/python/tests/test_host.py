@@ -93,7 +93,7 @@ def test_what_is_stored_is_loaded(peer: Peer, seed: bytes) -> None:
             for i in range(n)
         ]
     )
-    job.read(30)
+    job.read(left())
     result = job.published(left())
     assert [c.result for c in result.chunks] == [kvhost.Result.STORED] * n
     assert result.bytes == n * BLOCKS * LAYERS * 2 * PAGE
@@ -159,7 +159,7 @@ def test_adopted_memory(path: str, seed: bytes) -> None:
         s.register(7, memory, [kvhost.Region(memory.offset(address), PAGE, size // PAGE)])
         s.store([kvhost.StoreChunk(key(seed, 0), [0, 1])], group=7).published(left())
         pending = s.start_lookup([key(seed, 0)], group=7, readers=1)
-        assert pending.done(30) and pending.result().hits == 1
+        assert pending.done(left()) and pending.result().hits == 1
         lease = s.leased(pending.result().lease)
         assert s.load(lease, [kvhost.LoadChunk(0, [5, 6])]).wait(left()).failed == []
     assert s.ended.is_set()
@@ -328,7 +328,7 @@ def test_words_put_jobs_in_order(peer: Peer, seed: bytes, monkeypatch: pytest.Mo
     waits = s.store([kvhost.StoreChunk(second, range(0, BLOCKS))], timeline=never)
     s.close()  # as if the host had died
     with pytest.raises(kvhost.HostGoneError):
-        waits.read(30)
+        waits.read(left())
     assert semaphores.load(8) == 1 and never.statuses() == [2]
     semaphores.close()
     arena.close()
@@ -339,7 +339,7 @@ def test_a_session_does_not_pass_a_fork(peer: Peer, seed: bytes) -> None:
     s, k = peer.session, key(seed, 0)
     want = peer.fill(range(BLOCKS))
     stored = s.store([kvhost.StoreChunk(k, range(BLOCKS))], request=1)
-    stored.published(30)
+    stored.published(left())
     hit, asked = s.lookup([k]), s.start_lookup([k])
     running = s.store([kvhost.StoreChunk(key(seed, 1), range(BLOCKS))], request=1)
     events = s.events()
@@ -358,9 +358,9 @@ def test_a_session_does_not_pass_a_fork(peer: Peer, seed: bytes) -> None:
     for name, call in {"close": s.close, "the events' close": events.close}.items():
         assert in_child(call) == "returned None", f"{name} in a child"
     events.close()
-    running.published(30)
+    running.published(left())
     peer.fill(range(BLOCKS))
-    assert not s.load(s.lookup([k]), [kvhost.LoadChunk(0, range(BLOCKS))]).wait(30).failed
+    assert not s.load(s.lookup([k]), [kvhost.LoadChunk(0, range(BLOCKS))]).wait(left()).failed
     assert peer.read(range(BLOCKS)) == want, "the parent's session goes on"
 
 

@@ -16,6 +16,7 @@ from kvhost import HostGoneError
 from kvhost.objects import Connector, Kind, Mapping, ObjectStore, Options, Place, Space
 from kvhost.objects.inplace import HostProcess
 from kvhost.shape import page_dtype
+from waits import left
 
 
 def test_what_pages_hold_is_no_part_of_a_kind() -> None:
@@ -197,7 +198,7 @@ def test_memory_is_ours_again_when_the_host_unmaps_it_or_dies(tmp_path: Path, en
             child.stdin.flush()
         else:
             child.kill()
-        waiting.join(20)
+        waiting.join(left())
         assert not waiting.is_alive()
         child.kill()
     process.close()

@@ -73,7 +73,7 @@ class Engine:
 
     def flush(self) -> None:
         self.worker._work.put(None)
-        self.worker._thread.join(30)
+        self.worker._thread.join(left())
         self.worker._thread = type(self.worker._thread)(target=self.worker._run, daemon=True)
         self.worker._thread.start()
 
@@ -140,7 +140,7 @@ def test_the_type_and_the_form_of_weights_are_content(tmp_path: Path) -> None:
     for dtype, fused in (("float32", False), ("float16", False), ("float16", True)):
         adapters = Adapters(dtype)
         asked = adapters.ask(lora(path, is_3d_lora_weight=fused))
-        assert asked.done(10) and asked.content is not None
+        assert asked.done(left()) and asked.content is not None
         keys.add(asked.content.key)
         adapters.close()
     assert len(keys) == 3

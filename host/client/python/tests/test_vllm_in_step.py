@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from test_vllm_scheduler import CHUNK, FULL, KEYS, TOKENS
 from vllm_doubles import DoubleLink, DoublePool, DoubleSession, Load, request, step
+from waits import left
 
 from kvhost import Code
 from kvhost.vllm import worker
@@ -198,7 +199,7 @@ def test_each_layer_waits_for_its_own() -> None:
     gate.wait(1, lambda: False)
     assert 2 not in passed
     gate.over()
-    thread.join(30)
+    thread.join(left())
     assert passed == [0, 1, 2]
 
 

@@ -200,7 +200,7 @@ def test_its_thread_runs_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gone.wait(left()), "want what is due done without a step of the engine"
     k.close()
     assert k._thread is not None
-    k._thread.join(30)
+    k._thread.join(left())
     assert not k._thread.is_alive()
 
 

@@ -17,7 +17,7 @@ from kvhost import Arena, Group, Namespace, Plane, Region, Session, StoreChunk
 from kvhost.errors import HostGoneError, HostStoppedError
 from kvhost.objects import Connector, Kind, Mapping, ObjectStore, Options, Place, StoreObject
 from kvhost.session import LoadChunk, Result
-from waits import left
+from waits import left, until
 
 ROUNDS = int(os.environ.get("WITHDRAWAL_ROUNDS", "12"))
 SEED = int(os.environ.get("WITHDRAWAL_SEED", "1"))
@@ -37,18 +37,15 @@ class Host:
                 [os.environ["KVHOST_BIN"], "--root", f"{folder}/kv=2GiB", "--socket", self.socket, "--http-listen", "", *flags],
                 stdout=log, stderr=log, env=os.environ | {"KVHOST_STORE_MEMORY": memory},
             )
-        due = time.monotonic() + 60
-        while not os.path.exists(self.socket):
-            assert self.process.poll() is None and time.monotonic() < due, self.log.read_text()
-            time.sleep(0.01)
+        until("the host's socket", lambda: self.process.poll() is not None or os.path.exists(self.socket), self.log.read_text)
+        assert self.process.poll() is None, self.log.read_text()
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
         stopped = lambda: all(  # noqa: E731
             stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in Path(f"/proc/{self.process.pid}/task").glob("*/stat")
         )
-        while not stopped():
-            time.sleep(0.001)
+        until("all threads are stopped", stopped)
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -126,12 +123,12 @@ def test_what_is_taken_back_is_never_found(host: Host) -> None:
         pages.spoil()
         host.go_on()
         for job in jobs:
-            job.published(60)
+            job.published(left())
         lookup = s.lookup([key(seed, c) for c in range(CHUNKS)])
         there = [c for c in range(CHUNKS) if lookup.has(c)]
         found += len(there)
         if there:
-            result = s.load(lookup, [LoadChunk(c, pages.blocks(c)) for c in there]).wait(60)
+            result = s.load(lookup, [LoadChunk(c, pages.blocks(c)) for c in there]).wait(left())
             assert not result.failed, f"round {seed}: {result.failed}, want all loaded that was found"
         wrong = [
             c for c in there for plane in range(PLANES) for b in pages.blocks(c) if pages.page(plane, b) != content(seed, c, plane, b)
