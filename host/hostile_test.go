@@ -163,17 +163,18 @@ type classFigures struct {
 	peak                            int64
 }
 
-// begin notes where the client is; the function that it returns adds what it saw since.
-func (f *classFigures) begin(w *worker) (end func()) {
+// begin notes where the client is; the function that it returns adds what it saw since, and tells the longest lookup of it.
+func (f *classFigures) begin(w *worker) (end func() time.Duration) {
 	lookups, hits, longest, slowest, peak := w.lookups, w.hits, w.longest, w.slowest, w.peak
 	w.longest, w.peak = 0, 0
-	f.modules++
-	return func() {
+	return func() time.Duration {
+		here := w.longest
 		f.lookups, f.hits = f.lookups+w.lookups-lookups, f.hits+w.hits-hits
 		f.longest, f.peak = max(f.longest, w.longest), max(f.peak, w.peak)
 		if w.peak = max(w.peak, peak); longest > w.longest {
 			w.longest, w.slowest = longest, slowest
 		}
+		return here
 	}
 }
 
@@ -216,16 +217,9 @@ func TestHostilePolicies(t *testing.T) {
 	classes := map[string]*classFigures{}
 	tally := testenv.NewTally(t, "hostile")
 	began, lines := time.Now(), log.lines.Load()
-	for _, m := range wasmtest.Modules() {
-		n := counts[m.Class]
-		counts[m.Class]++
-		if !*allHostile && n%each[m.Class] != 0 {
-			continue
-		}
+	// meets has the client work while a module is swapped in, and says how long a lookup took.
+	meets := func(m *wasmtest.Module) time.Duration {
 		w.underTest = m.String()
-		if classes[m.Class] == nil {
-			classes[m.Class] = &classFigures{}
-		}
 		figures := classes[m.Class].begin(w)
 		testenv.OK(t, os.WriteFile(path, m.Wasm, 0o600))
 		_, err := h.Policies().Swap(ctx, labels[m.Role], config.Policy{Module: path})
@@ -234,16 +228,15 @@ func TestHostilePolicies(t *testing.T) {
 			swapped++
 			classes[m.Class].swapped++
 		} else if refused++; !errors.Is(err, policyset.ErrPolicy) && !strings.Contains(err.Error(), "policy") {
-			t.Errorf("%s: swap: %v", &m, err)
+			t.Errorf("%s: swap: %v", m, err)
 		}
 		odd := func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }
 		if text := fmt.Sprint(err); len(text) > 8192 || strings.ContainsFunc(text, odd) {
-			t.Errorf("%s: its refusal has %d bytes that people read, want printable ones: %.300q", &m, len(text), text)
+			t.Errorf("%s: its refusal has %d bytes that people read, want printable ones: %.300q", m, len(text), text)
 		}
 		w.round(ctx)
 		if err != nil {
-			figures()
-			continue
+			return figures()
 		}
 		for range 6 {
 			w.round(ctx)
@@ -254,10 +247,28 @@ func TestHostilePolicies(t *testing.T) {
 			testenv.OK(t, os.WriteFile(path, wasmtest.Harmless(m.Role), 0o600))
 		}
 		if _, err := h.Policies().Swap(ctx, labels[m.Role], config.Policy{Module: good}); err != nil {
-			t.Errorf("%s: it cannot be replaced: %v", &m, err)
+			t.Errorf("%s: it cannot be replaced: %v", m, err)
 		}
 		w.round(ctx)
-		figures()
+		return figures()
+	}
+	for _, m := range wasmtest.Modules() {
+		n := counts[m.Class]
+		counts[m.Class]++
+		if !*allHostile && n%each[m.Class] != 0 {
+			continue
+		}
+		if classes[m.Class] == nil {
+			classes[m.Class] = &classFigures{}
+		}
+		classes[m.Class].modules++
+		took := meets(&m)
+		for tries := 1; took > longestStall+10*stall && tries < 3; tries++ { // what other work of the machine did does not come again
+			took = min(took, meets(&m))
+		}
+		if took > longestStall+10*stall {
+			t.Errorf("a lookup took %v with %s, each time, %v before", took, &m, stall)
+		}
 	}
 	for _, class := range wasmtest.Classes {
 		if f := classes[class]; f != nil {
@@ -273,9 +284,6 @@ func TestHostilePolicies(t *testing.T) {
 		w.loads, w.refused, w.stores, w.peak>>20, log.lines.Load()-lines)
 	if got < leastHits*control {
 		t.Errorf("%.1f %% hits, %.1f %% before", 100*got, 100*control)
-	}
-	if w.longest > longestStall+10*stall {
-		t.Errorf("a lookup took %v with %s, %v before", w.longest, w.slowest, stall)
 	}
 	if w.peak > before+moreMemory {
 		t.Errorf("%d MiB, %d before", w.peak>>20, before>>20)

@@ -43,7 +43,7 @@ func (n *naming) Handle(_ context.Context, r slog.Record) error {
 // takes no memory, and has no other bytes read than were stored.
 func TestLyingStore(t *testing.T) {
 	const near, mid, far, all, steps = 4, 16, 64, 70, 250
-	const longest, memory = time.Second, 32 << 20
+	const memory = 32 << 20
 	history := func(t *testing.T, seed uint64, lies bool) (hits int) {
 		s := startServer(t)
 		liar := s3double.StartLiar(t, s, seed)
@@ -104,9 +104,6 @@ func TestLyingStore(t *testing.T) {
 					t.Fatalf("root %d has %d bytes of %d", i, r.Used, r.Capacity)
 				}
 			}
-		}
-		if slowest > longest {
-			t.Errorf("a lookup took %s", slowest)
 		}
 		if lies {
 			t.Logf("seed %d: %d lies, %d loads failed, %d lines name the bucket, the longest lookup took %s, %d hits near", seed, liar.Lies(), failed,

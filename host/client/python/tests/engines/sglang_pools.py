@@ -6,11 +6,11 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from processes import wait_for
+from processes import DEADLINE, wait_for
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
@@ -35,6 +35,7 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from kvhost.adopted import separate_allocations
+from kvhost.pulse import Pulse
 
 FULL, SWA, MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
 LAYERS, HEADS, DIM = 6, 16, 64
@@ -87,7 +88,8 @@ class Rank:
             separate_allocations(False)
         self.linker: Any = create_unified_cache_linker(
             None, self.params, backend="dynamic", components=set(self.cache.components),
-            config={"linker": "KvhostLinker", "linker_module_path": "kvhost.sglang", "linker_extra_config": extra},
+            config={"linker": "KvhostLinker", "linker_module_path": "kvhost.sglang",
+                    "linker_extra_config": {"lookup_timeout": DEADLINE, **extra}},
         )
         self.cache.init_cache_linker(self.linker)
         self.counter = self.cache.linker.layer_done_counter
@@ -129,6 +131,10 @@ class Rank:
             tree_components=s.components, sliding_window_size=s.window, **params,
         )
         self.cache = UnifiedRadixCache(self.params)
+
+    def waits(self, seconds: float = DEADLINE) -> None:
+        """How long a lookup waits from now on: for less only where a test stops the host, as one that is slow is not stopped."""
+        self.linker._options, self.linker._pulse = replace(self.linker._options, lookup_timeout=seconds), Pulse(seconds)
 
     # ---- what the model's bytes are ----------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang_pools import SHAPES, Rank  # noqa: E402
 from test_sglang import Server  # noqa: E402
 
+from kvhost import pulse  # noqa: E402
 from kvhost.keys import KeyChain  # noqa: E402
 from kvhost.sglang import linker, plugin  # noqa: E402
 
@@ -153,7 +155,7 @@ def test_damaged_pages_abort_their_batch_and_are_computed_when_asked_again(host:
 
 
 def test_a_second_look_for_pages_takes_no_longer_than_the_load_may(host: Host, ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank, tokens, asked = ranks(extra={"load_timeout": 1.0}), prompt(160), list[float]()
+    rank, tokens, asked = ranks(extra={"load_timeout": 60.0}), prompt(160), list[float]()
     rank.serve(tokens)
     rank.forget()
     wait_for("the stores", host.idle)
@@ -164,12 +166,13 @@ def test_a_second_look_for_pages_takes_no_longer_than_the_load_may(host: Host, r
     class Silent:
         def result(self, seconds: float) -> Any:
             asked.append(seconds)
-            time.sleep(seconds)
             raise TimeoutError
 
+    for module in (linker, pulse):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(asked), sleep=time.sleep))
     monkeypatch.setattr(rank.linker._session(), "start_lookup", lambda *args, **options: Silent())
     rank.forward([request], [served])
-    assert served.aborted and 0 < sum(asked) <= 1.25, f"want a second at most, waited {sum(asked)} s"
+    assert served.aborted and 0 < sum(asked) <= 60 + pulse.PAUSE, f"want a minute at most, waited {sum(asked)} s"
 
 
 def test_other_requests_of_a_batch_are_served_where_no_page_is_damaged(host: Host, ranks: Any) -> None:
@@ -186,7 +189,7 @@ def test_other_requests_of_a_batch_are_served_where_no_page_is_damaged(host: Hos
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_a_host_that_ends_in_the_middle_of_a_load_costs_that_batch(host: Host, ranks: Any, kind: str, end: str) -> None:
     """Nothing of a stopped host's reaches the pools once it goes on: SGLang has given the pages to others."""
-    rank, tokens = ranks(kind, extra={"lookup_timeout": 0.3}), prompt(160)
+    rank, tokens = ranks(kind), prompt(160)
     rank.serve(tokens)
     rank.forget()
     wait_for("the stores", host.idle)
@@ -194,6 +197,7 @@ def test_a_host_that_ends_in_the_middle_of_a_load_costs_that_batch(host: Host, r
     served = rank.admitted(request)
     assert served.loaded > 0
     host.hang()
+    rank.waits(0.3)
     mapped = os.dup(rank.linker._memory._memory.fd)  # which the host has, too
     rank.forward([request], [served], lambda layer: host.kill() if end == "killed" and layer == 0 else None)
     assert served.aborted and rank.leaks() == {}
@@ -205,6 +209,7 @@ def test_a_host_that_ends_in_the_middle_of_a_load_costs_that_batch(host: Host, r
         os.pwrite(mapped, os.urandom(os.fstat(mapped).st_size), 0)
     os.close(mapped)
     host.start() if end == "killed" else host.resume()
+    rank.waits()
     wait_for("the session", lambda: rank.linker._session() is not None)
     wait_for("the offloads", lambda: rank.cache.check_hicache_events() or not rank.cache.linker.pending_offloads)
     for t in others:
@@ -229,7 +234,7 @@ def test_a_stopped_host_of_its_own_holds_no_server_with_a_gpu(tmp_path: Path, mo
     with own_host(tmp_path / "kv") as (env, kill_host):
         for name, value in env.items():
             monkeypatch.setenv(name, value)
-        rank = Rank(SHAPES["full"], {"root": f"{tmp_path}/kv=1GiB", "lookup_timeout": 0.3})
+        rank = Rank(SHAPES["full"], {"root": f"{tmp_path}/kv=1GiB"})
         wait_for("the session", lambda: rank.linker._session() is not None)
         monkeypatch.setattr(rank.linker._memory, "take_back", lambda: False)
         rank.serve(tokens)
@@ -240,10 +245,12 @@ def test_a_stopped_host_of_its_own_holds_no_server_with_a_gpu(tmp_path: Path, mo
         assert served.loaded > 0
         host = rank.linker._options.own.process()
         os.kill(host, signal.SIGSTOP)
+        rank.waits(0.3)
         stopped = os.pidfd_open(host)
         rank.forward([request], [served], lambda layer: None)
         assert served.aborted and select.select([stopped], [], [], DEADLINE)[0], "want the stopped host's process ended"
         os.close(stopped)
+        rank.waits()
         again = rank.serve([*tokens, 1])
         assert (again.aborted, again.wrong) == (False, [])
         wait_for("the session with the next host", lambda: rank.linker._session() is not None)
@@ -252,15 +259,17 @@ def test_a_stopped_host_of_its_own_holds_no_server_with_a_gpu(tmp_path: Path, mo
 
 
 def test_requests_go_on_while_the_host_is_stopped(host: Host, ranks: Any) -> None:
-    rank, tokens = ranks(extra={"lookup_timeout": 0.3}), prompt(160)
+    rank, tokens = ranks(), prompt(160)
     rank.serve(tokens)
     rank.forget()
     host.hang()
+    rank.waits(0.3)
     for _ in range(5):
         s = rank.serve([*tokens, 1])
         assert (s.loaded, s.aborted, s.wrong) == (0, False, [])
         rank.forget()  # which waits for offloads: they are taken back
     host.resume()
+    rank.waits()
 
     def hit() -> bool:
         rank.forget()
@@ -407,7 +416,7 @@ def test_new_weights_have_pages_of_their_own(ranks: Any) -> None:
 def test_faults_at_any_moment(host: Host, ranks: Any, kind: str, slots: int) -> None:
     """Loads are real ones, and the moments random: no byte is wrong that SGLang uses, and no slot is lost. FAULTS says how often each fault
     comes. A pool of 288 slots has room for little more than one request."""
-    rank, longest = ranks(kind, slots=slots, extra={"lookup_timeout": 0.2}), [0.0]
+    rank, longest = ranks(kind, slots=slots), [0.0]
     turns = int(os.environ.get("FAULTS", "3")) * len(FAULTS)
     seen = {fault: Counter[str]() for fault in FAULTS}
 
@@ -437,6 +446,7 @@ def test_faults_at_any_moment(host: Host, ranks: Any, kind: str, slots: int) -> 
                 rank.abort(request)
         moment = threading.Timer(random.random() / 10, host.hang) if fault in ("resumed", "killed") else None
         if moment is not None:
+            rank.waits(0.2)
             moment.start()
         serve(prompts if fault != "aborted" else prompts[2:], turn)
         if moment is not None:
@@ -445,6 +455,7 @@ def test_faults_at_any_moment(host: Host, ranks: Any, kind: str, slots: int) -> 
         serve(prompts, turn)
         if fault == "killed":
             host.start()
+        rank.waits()
         wait_for("the session", lambda: rank.linker._session() is not None)
         rank.forget()
         assert rank.leaks() == {}, f"turn {turn}, {fault}"
