@@ -22,6 +22,7 @@ func newHosts(t *testing.T, c Config, rooms ...int64) (list []*rig) {
 		c.Listen, c.Deadline = "127.0.0.1:0", time.Minute
 		p, err := New(c)
 		testenv.OK(t, err)
+		p.patience = time.Minute
 		list, addresses = append(list, &rig{T: t, peers: p}), append(addresses, p.Addr())
 	}
 	for i, r := range list {
