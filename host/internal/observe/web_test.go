@@ -320,9 +320,15 @@ func TestSlowReadersAreClosed(t *testing.T) {
 			t.Errorf("connection %d got all %d bytes after the time limit, want less", i, n)
 		}
 	}
-	if code, got, _ := get(t, http.DefaultClient, "http://"+s.Addr()+"/livez", ""); code != 200 || got != "ok\n" {
-		t.Errorf("/livez after the crowd: %d %q, want ok", code, got)
-	}
+	until(t, "/livez after the crowd", func() bool { // on a busy machine an answer may take longer than it may here
+		r, err := http.Get("http://" + s.Addr() + "/livez")
+		if err != nil {
+			return false
+		}
+		defer r.Body.Close()
+		got, err := io.ReadAll(r.Body)
+		return err == nil && r.StatusCode == 200 && string(got) == "ok\n"
+	})
 }
 
 // However many ask, the figures are read a few times in a period, and the last ones are for all.
