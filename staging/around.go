@@ -5,7 +5,7 @@ import (
 	"io/fs"
 )
 
-// Around is an [FS] that has Run make the operations on names of another one. Files that it opens are the other's.
+// Around is an [FS] over another one: Run makes its operations on names. Files that it opens are the other's.
 type Around struct {
 	Inner FS
 	Run   func(Call) error
@@ -17,16 +17,16 @@ type Call struct {
 	Name  string
 	Other string // the new name, of an operation on two
 	Do    func() error
-	Undo  func() // gives up what Do, which succeeded, got; may be nil
+	Undo  func() // releases the result of a Do that succeeded; may be nil
 }
 
-// Told makes an operation that has a result. With an error the result is the zero value.
+// Told makes an operation with a result. With an error the result is the zero value.
 func Told[T any](run func(Call) error, op Op, name string, do func() (T, error)) (T, error) {
 	return got(run, op, name, nil, do)
 }
 
-// got has a result that undo gives up. Do may still be under way when run returns an error, so the result is not looked
-// at then.
+// got makes an operation with a result that undo releases. Do may still run when run returns an error, so the result is
+// not read then.
 func got[T any](run func(Call) error, op Op, name string, undo func(T), do func() (T, error)) (T, error) {
 	var value T
 	c := Call{Op: op, Name: name, Do: func() (err error) { value, err = do(); return err }}

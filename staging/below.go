@@ -15,16 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Below is the operating system's file system of some directories and what is in them. A name is resolved from a
-// descriptor of its directory, and no link is followed on the way: neither a symbolic link nor "..", nor one that
-// /proc makes. So whoever can write into a directory cannot lead the process out of it. The paths of the directories
-// themselves are the operator's, and may lead through links. A name outside is [ErrOutside].
+// Below is the operating system's file system, restricted to some directories and their contents. A name is resolved
+// from a descriptor of its directory, without following a symbolic link, "..", or a link of /proc. So a writer to a
+// directory cannot lead the process out of it. The operator chooses the paths of the directories themselves, which may
+// lead through links. A name outside is [ErrOutside].
 //
-// OpenFile opens regular files only, without waiting for anything; all else is [ErrNotRegular]. A file with several
-// names cannot be opened for writing, because the others may be outside. Stat, Remove and Rename act on a link itself.
+// OpenFile opens regular files only, and does not block; any other file is [ErrNotRegular]. A file with several names
+// cannot be opened for writing, because another name may be outside. Stat, Remove and Rename act on a link itself.
 //
-// What stands at the path of a directory may be replaced, as when a file system is mounted there. Operations continue in
-// the directory that was locked there with [FS.Lock], or else in the one that the last Stat has seen.
+// The directory at a path may be replaced, for example by a mount. Operations continue in the directory that [FS.Lock]
+// locked or, without a lock, in the one of the last Stat.
 func Below(dirs ...string) FS {
 	b := &belowFS{}
 	for _, dir := range dirs {
@@ -35,7 +35,7 @@ func Below(dirs ...string) FS {
 
 type belowFS struct{ tops []*top }
 
-// place is a name: a path below a directory that is open. The path of the directory itself is ".".
+// place is a path below an open directory. The path of the directory itself is ".".
 type place struct {
 	top *top
 	dir *openDir
@@ -44,7 +44,7 @@ type place struct {
 
 func (p *place) leave() { p.dir.leave() }
 
-// find gives the directory of a name, and the name's path below it.
+// find returns the directory of a name, and the name's path below it.
 func (b *belowFS) find(name string) (t *top, rel string, ok bool) {
 	name = path.Clean(name)
 	for _, t = range b.tops {
@@ -58,7 +58,7 @@ func (b *belowFS) find(name string) (t *top, rel string, ok bool) {
 	return nil, "", false
 }
 
-// enter gives the place of a name, which the caller leaves.
+// enter returns the place of a name, which the caller must leave.
 func (b *belowFS) enter(op, name string) (place, error) {
 	t, rel, ok := b.find(name)
 	if !ok {
@@ -71,12 +71,12 @@ func (b *belowFS) enter(op, name string) (place, error) {
 	return place{t, dir, rel}, nil
 }
 
-// open opens what is at a place, and no link.
+// open opens the file at a place. It follows no link.
 func (p *place) open(flag int, perm fs.FileMode) (fd int, err error) {
 	return openBelow(p.dir.fd, p.rel, flag, perm)
 }
 
-// parent gives the directory in which a place is, as a descriptor, and the name that it has there.
+// parent returns the descriptor of the directory that contains a place, and the place's name there.
 func (p *place) parent() (at at, done func(), err error) {
 	dir, base := path.Split(p.rel)
 	switch {
@@ -91,7 +91,7 @@ func (p *place) parent() (at at, done func(), err error) {
 	return at, func() { unix.Close(fd) }, err
 }
 
-// lstat looks at a place without opening what is there.
+// lstat describes the file at a place without opening it.
 func (p *place) lstat(st *unix.Stat_t) error {
 	fd, err := p.open(unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -144,7 +144,7 @@ func (p *place) openFile(flag int, perm fs.FileMode) (fd int, err error) {
 	var st unix.Stat_t
 	switch err {
 	case nil:
-	case unix.ELOOP, unix.ENXIO, unix.ENODEV, unix.EISDIR: // the last three are also what a sick device says
+	case unix.ELOOP, unix.ENXIO, unix.ENODEV, unix.EISDIR: // the last three can also come from a failing device
 		if p.lstat(&st) == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
 			return -1, irregular(st.Mode)
 		}
@@ -188,7 +188,7 @@ func (b *belowFS) two(oldname, newname string, call func(from, to at) error) err
 	fromAt, done, err := from.parent()
 	if err == nil {
 		defer done()
-		if from.dir == to.dir && path.Dir(from.rel) == path.Dir(to.rel) { // as a temporary and its target
+		if from.dir == to.dir && path.Dir(from.rel) == path.Dir(to.rel) { // for example a temporary and its target
 			return call(fromAt, at{fromAt.dir, path.Base(to.rel)})
 		}
 		var toAt at
@@ -214,7 +214,7 @@ func (b *belowFS) Link(oldname, newname string) error {
 	})
 }
 
-// inParent calls a function with the directory in which a name is.
+// inParent calls a function with the directory that contains a name.
 func (b *belowFS) inParent(op, name string, call func(at) error) error {
 	p, err := b.enter(op, name)
 	if err != nil {
@@ -285,7 +285,7 @@ func (p *place) mkdirAll(perm fs.FileMode) error {
 	if err != unix.EEXIST {
 		return err
 	}
-	if fd, err = p.open(unix.O_PATH|unix.O_DIRECTORY, 0); err == nil { // another was first
+	if fd, err = p.open(unix.O_PATH|unix.O_DIRECTORY, 0); err == nil { // another goroutine made it first
 		err = unix.Close(fd)
 	}
 	return err
@@ -337,7 +337,7 @@ func (b *belowFS) Stat(name string) (Info, error) {
 	return infoOf(&st), nil
 }
 
-// SyncDir implements [FS]. The directory above one of those that were given may be named too.
+// SyncDir implements [FS]. It also accepts the parent of a directory of [Below].
 func (b *belowFS) SyncDir(name string) error {
 	for _, t := range b.tops {
 		if clean := path.Clean(name); clean == path.Dir(t.path) && clean != t.path {
@@ -406,13 +406,13 @@ func (b *belowFS) Lock(name string) (io.Closer, error) {
 		if info, err := f.Stat(); err == nil && p.lstat(&st) == nil && info.Same(infoOf(&st)) {
 			return lock, nil
 		}
-		_ = lock.Close() // the name leads to another file since
+		_ = lock.Close() // the name now leads to another file
 	}
 }
 
 // top is one of the directories of [Below].
 type top struct {
-	path string // clean
+	path string // cleaned path
 	mu   sync.Mutex
 	now  *atomic.Pointer[openDir]
 }
@@ -426,7 +426,7 @@ type openDir struct {
 
 func newTop(path string) *top {
 	t := &top{path: path, now: new(atomic.Pointer[openDir])}
-	// An FS has no end of its own.
+	// An FS has no Close, so a cleanup closes the descriptor.
 	runtime.AddCleanup(t, func(now *atomic.Pointer[openDir]) {
 		if dir := now.Load(); dir != nil {
 			_ = dir.Close()
@@ -435,7 +435,7 @@ func newTop(path string) *top {
 	return t
 }
 
-// enter gives the directory, open, and the caller leaves it.
+// enter returns the open directory, which the caller must leave.
 func (t *top) enter() (*openDir, error) {
 	if dir := t.now.Load(); dir != nil && dir.enter() {
 		return dir, nil
@@ -454,7 +454,7 @@ func (t *top) enter() (*openDir, error) {
 	return dir, nil
 }
 
-// reopen opens what is at the path now, which may lead through links.
+// reopen opens the present directory at the path, which may lead through links.
 func (t *top) reopen() (*openDir, error) {
 	var fd int
 	err := retry(func() (err error) {
@@ -472,7 +472,8 @@ func (t *top) reopen() (*openDir, error) {
 	return &openDir{osFile: newOSFile(fd, t.path, false), dev: uint64(st.Dev), ino: st.Ino}, nil
 }
 
-// seen is told what is at the path. The next operation is in that directory, unless another one is locked.
+// seen records the directory that Stat found at the path. The next operation is in that directory, unless another one
+// is locked.
 func (t *top) seen(info *Info) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -482,7 +483,7 @@ func (t *top) seen(info *Info) {
 	}
 }
 
-// lock opens what is at the path now and locks it.
+// lock opens the present directory at the path and locks it.
 func (t *top) lock() (io.Closer, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -494,7 +495,7 @@ func (t *top) lock() (io.Closer, error) {
 		return nil, err
 	}
 	dir.locked = true
-	if old := t.now.Swap(dir); old != nil && !old.locked { // who has locked the old one closes it
+	if old := t.now.Swap(dir); old != nil && !old.locked { // the holder of the old lock closes its directory
 		_ = old.Close()
 	}
 	return &topLock{t, dir}, nil
@@ -511,10 +512,11 @@ func (l *topLock) Close() error {
 	return l.dir.Close()
 }
 
-// resolution is what must not happen on the way to a name.
+// resolution forbids links and escapes on the way to a name.
 const resolution = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 
-// openBelow opens a file below a directory. ELOOP says that it is a link, ENOTDIR that the way to it leads through one.
+// openBelow opens a file below a directory. The error is ELOOP if the file is a link, and ENOTDIR if a directory on the
+// way is one.
 func openBelow(dir int, rel string, flag int, perm fs.FileMode) (fd int, err error) {
 	how := unix.OpenHow{Flags: uint64(flag | unix.O_CLOEXEC), Resolve: resolution}
 	if flag&unix.O_CREAT != 0 {

@@ -18,7 +18,7 @@ type AlignError struct {
 	Field    string // address, length, offset or kernel
 	Value    uint64
 	Want     int
-	Err      error // the kernel's error; nil when it was not asked
+	Err      error // the kernel's error; nil if the kernel was not called
 }
 
 func (e *AlignError) Error() string {
@@ -44,7 +44,7 @@ func refusedDirect(op, path string) error {
 
 var errNegative = errors.New("negative offset")
 
-// checkTransfer checks alignment, so that EINVAL from the kernel has one reason: it does not support the transfer.
+// checkTransfer checks alignment, so that EINVAL from the kernel can only mean that it does not support the transfer.
 func checkTransfer(op, path string, p []byte, off int64, direct bool) error {
 	if off < 0 {
 		return &fs.PathError{Op: op, Path: path, Err: errNegative}
@@ -65,7 +65,7 @@ func checkTransfer(op, path string, p []byte, off int64, direct bool) error {
 	return e
 }
 
-// DirectModes remembers, per device, whether direct I/O works there. The zero value knows of no device.
+// DirectModes records by device whether direct I/O works. The zero value has no device.
 type DirectModes struct {
 	never bool // direct I/O is off for all devices
 
@@ -73,7 +73,7 @@ type DirectModes struct {
 	took map[uint64]bool
 }
 
-// osModes is the memory of the operating system's FS.
+// osModes is the record of the operating system's FS.
 var osModes DirectModes
 
 func (m *DirectModes) get(dev uint64) (took, known bool) {
@@ -96,7 +96,7 @@ func (m *DirectModes) Set(dev uint64, took bool) {
 	m.took[dev] = took
 }
 
-// DirectModer is an [FS] with its own memory of what devices support. All others share one.
+// DirectModer is an [FS] with a [DirectModes] of its own. All others share one.
 type DirectModer interface{ DirectModes() *DirectModes }
 
 func directModesOf(fsys FS) *DirectModes {
@@ -106,7 +106,7 @@ func directModesOf(fsys FS) *DirectModes {
 	return &osModes
 }
 
-// Buffered is fsys without direct I/O: OpenDirect opens through the page cache.
+// Buffered returns fsys without direct I/O: OpenDirect opens through the page cache.
 func Buffered(fsys FS) FS { return bufferedFS{FS: fsys, known: &DirectModes{never: true}} }
 
 type bufferedFS struct {
@@ -120,13 +120,13 @@ func (b bufferedFS) DirectModes() *DirectModes { return b.known }
 // Device implements [placed].
 func (b bufferedFS) Device(name string) (uint64, error) { return deviceOf(b.FS, name) }
 
-// DirectSetter is a [File] with an O_DIRECT that can be switched while it is open.
+// DirectSetter is a [File] that can switch O_DIRECT while it is open.
 type DirectSetter interface{ SetDirect(on bool) error }
 
 // DirectModes implements [DirectModer].
 func (osFS) DirectModes() *DirectModes { return &osModes }
 
-// placed is an [FS] that knows the device of a name without asking for it.
+// placed is an [FS] that knows the device of a name without a system call.
 type placed interface {
 	Device(name string) (uint64, error)
 }
@@ -140,8 +140,8 @@ func deviceOf(fsys FS, name string) (uint64, error) {
 }
 
 // OpenDirect opens a file with O_DIRECT if its device supports that, and through the page cache otherwise;
-// [File.Direct] tells which. The first file opened on a device is used to find out, and the result is remembered. If
-// the device refuses an aligned transfer later, its files are opened buffered from then on.
+// [File.Direct] tells which. The first file that is opened on a device is used as a test, and the result is recorded.
+// If the device refuses an aligned transfer later, its files are opened buffered from then on.
 func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) {
 	if w, ok := fsys.(*WatchedFS); ok {
 		return w.openDirect(name, flag, perm)
@@ -159,8 +159,8 @@ func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) 
 		}
 		known.Set(dev, false)
 	}
-	// A create with O_DIRECT that is refused leaves the empty file behind, so the first file of a device is opened
-	// plain and switched.
+	// A refused create with O_DIRECT leaves an empty file behind, so the first file of a device is opened without it
+	// and switched.
 	f, err := fsys.OpenFile(name, flag, perm)
 	if err != nil || ok {
 		return f, err
@@ -185,7 +185,7 @@ func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) 
 func tryDirect(f File, s DirectSetter, flag int) bool {
 	var on unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &on) == nil && (on.Type == unix.TMPFS_MAGIC || on.Type == unix.RAMFS_MAGIC) {
-		return false // it accepts O_DIRECT, but its files are the page cache
+		return false // the file system accepts O_DIRECT, but its files are the page cache
 	}
 	var st unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
@@ -199,7 +199,7 @@ func tryDirect(f File, s DirectSetter, flag int) bool {
 	}
 	page, err := unix.Mmap(-1, 0, Align, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
-		return true // no memory for the test: the first transfer will tell
+		return true // no memory for the test: the first transfer decides
 	}
 	defer unix.Munmap(page)
 	const made = os.O_CREATE | os.O_EXCL

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// osFile is a descriptor with a count of its users, so that Close neither waits for a slow ReadAt nor lets the kernel
-// reuse the number before.
+// osFile is a descriptor with a count of its users. Close does not wait for a slow ReadAt, and the kernel cannot reuse
+// the number before that ReadAt returns.
 type osFile struct {
 	name   string
 	fd     int
 	direct atomic.Bool
 	closed atomic.Bool
-	users  atomic.Int64 // 1 for being open, and 1 per operation in progress
+	users  atomic.Int64 // 1 while open, and 1 for each operation in progress
 }
 
 func newOSFile(fd int, name string, direct bool) *osFile {
@@ -90,7 +90,7 @@ func (f *osFile) WriteAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// classify interprets EINVAL on a direct file. The arguments were checked.
+// classify interprets EINVAL on a direct file. The arguments were checked before.
 func (f *osFile) classify(op string, direct bool, err error) error {
 	if !direct || err != unix.EINVAL {
 		return f.fail(op, err)
@@ -149,7 +149,7 @@ func (f *osFile) Close() error {
 	return nil
 }
 
-// SetDirect implements [DirectSetter]: EINVAL where the file system has no direct I/O.
+// SetDirect implements [DirectSetter]. It fails with EINVAL if the file system has no direct I/O.
 func (f *osFile) SetDirect(on bool) error {
 	if !f.enter() {
 		return f.fail("fcntl", fs.ErrClosed)
@@ -172,8 +172,8 @@ func (f *osFile) SetDirect(on bool) error {
 }
 
 // readFull reads until p is full, the file ends or a call fails. A direct read that stops between boundaries is resumed
-// at the boundary before, because an unaligned read would be refused. One that stops within its first page is at the
-// end.
+// at the boundary before, because an unaligned read would be refused. A read that stops within its first page is at the
+// end of the file.
 func readFull(pread func([]byte, int64) (int, error), p []byte, off int64, direct bool) (int, error) {
 	n := 0
 	for n < len(p) {
@@ -198,7 +198,7 @@ func readFull(pread func([]byte, int64) (int, error), p []byte, off int64, direc
 }
 
 // writeFull writes until p is written or a call fails. A direct write that stops between boundaries is resumed at the
-// boundary before. A write that makes no progress twice is short.
+// boundary before. A write without progress in two calls is short.
 func writeFull(pwrite func([]byte, int64) (int, error), p []byte, off int64, direct bool) (int, error) {
 	n, stuck := 0, false
 	for n < len(p) {
@@ -215,7 +215,7 @@ func writeFull(pwrite func([]byte, int64) (int, error), p []byte, off int64, dir
 		if m == 0 && stuck {
 			return n, io.ErrShortWrite
 		}
-		stuck = m == 0 // a second attempt makes a full disk report ENOSPC
+		stuck = m == 0 // on a second attempt a full disk reports ENOSPC
 		n += m
 	}
 	return n, nil

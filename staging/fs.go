@@ -16,7 +16,7 @@ import (
 type FS interface {
 	// OpenFile opens with os.O_* flags; unix.O_DIRECT among them gives a direct file. Descriptors are close-on-exec.
 	OpenFile(name string, flag int, perm fs.FileMode) (File, error)
-	// Rename replaces what is at newname.
+	// Rename replaces the file at newname.
 	Rename(oldname, newname string) error
 	// RenameNoReplace fails with fs.ErrExist when newname exists, and leaves both as they are. On a file system without
 	// such a rename it uses link and unlink; without links, a stat and a rename, which can race with another writer.
@@ -34,11 +34,11 @@ type FS interface {
 	SyncDir(name string) error
 	// SyncFS makes everything written to the file system of name durable: one flush for many files.
 	SyncFS(name string) error
-	// Statfs fails with [ErrNoSize] where the file system states no size; the Type is told all the same.
+	// Statfs fails with [ErrNoSize] if the file system states no size; Type is set all the same.
 	Statfs(name string) (Space, error)
 	// Lock takes the exclusive lock on the file name, which it makes if missing, without waiting: [ErrLocked] when
-	// another holds it. Closing the result, or the end of the process, releases it; the file remains. A directory that an
-	// FS is of can be locked likewise.
+	// another holds it. Closing the result, or the end of the process, releases it; the file remains. A directory of
+	// [Below] can be locked likewise.
 	Lock(name string) (io.Closer, error)
 }
 
@@ -53,12 +53,13 @@ type File interface {
 	// second call proves nothing.
 	Datasync() error
 	Stat() (Info, error)
-	// Name is the name it was opened by.
+	// Name returns the name that opened it.
 	Name() string
-	// Direct reports that I/O bypasses the page cache. Address, length and offset must then be multiples of [Align].
+	// Direct reports whether I/O bypasses the page cache. If so, address, length and offset must be multiples of
+	// [Align].
 	Direct() bool
-	// Fd is the descriptor, for system calls that this interface lacks. It is valid until Close. A file outside the
-	// operating system has [NoFd].
+	// Fd is the descriptor, for system calls that this interface lacks. It is valid until Close. A file that the
+	// operating system does not have returns [NoFd].
 	Fd() uintptr
 	// Allocate reserves blocks for the first n bytes, and makes the file that long. It succeeds on a file system that
 	// cannot reserve, and fails on a full one.
@@ -76,11 +77,11 @@ const Align = 4096
 // Info describes a file.
 type Info struct {
 	Size      int64
-	Allocated int64 // bytes of its blocks on disk
+	Allocated int64 // bytes of the file's blocks on disk
 	ModTime   time.Time
 	Dev, Ino  uint64 // identity
-	Links     uint64 // names; 0 when it is unlinked but still open
-	Owner     uint32 // user
+	Links     uint64 // number of names; 0 if the file is unlinked but still open
+	Owner     uint32 // user id
 	Mode      fs.FileMode
 }
 
@@ -90,7 +91,7 @@ func (i Info) IsDir() bool { return i.Mode.IsDir() }
 // Same reports whether two infos describe the same file.
 func (i Info) Same(o Info) bool { return i.Dev == o.Dev && i.Ino == o.Ino }
 
-// Entry is it as a directory's entry of a name.
+// Entry returns the info as a directory entry with a name.
 func (i Info) Entry(name string) fs.DirEntry { return fs.FileInfoToDirEntry(named{name, i}) }
 
 // named is an Info as an [fs.FileInfo].
@@ -160,8 +161,8 @@ func (o Op) String() string {
 	return strings.Join(words, ",")
 }
 
-// OnRemove is fsys with a function that is called with the identity of every file that fsys removes. It is for caches
-// of descriptors, because a file's blocks are freed only when no descriptor is open. Files removed by others are not
+// OnRemove returns fsys with a function that gets the identity of every file that fsys removes. It is for caches of
+// descriptors, since the blocks of a file are freed only when no descriptor is open. Removals by other programs are not
 // reported.
 func OnRemove(fsys FS, told func(dev, ino uint64)) FS {
 	return removeFS{FS: fsys, known: directModesOf(fsys), told: told}
@@ -196,19 +197,20 @@ var (
 	ErrAlign = errors.New("staging: not aligned for direct I/O")
 	// ErrLocked means that another process, or another part of this one, holds the lock.
 	ErrLocked = errors.New("staging: locked by another")
-	// ErrOutside means that a name is not below the directories that an FS is of.
+	// ErrOutside means that a name is not below the directories of an FS.
 	ErrOutside = errors.New("staging: outside the directory")
-	// ErrForeign means that a directory belongs to another walk than the one that came to it.
+	// ErrForeign means that a directory has the mark of another walk's directory.
 	ErrForeign = errors.New("staging: the directory belongs to another")
-	// ErrNotRegular means that what has the name of a file is none.
+	// ErrNotRegular means that the name of a file belongs to a directory, link, pipe, socket or device.
 	ErrNotRegular = errors.New("staging: not a regular file")
-	// ErrNoSize means that a file system, as ramfs does, says of itself that it has no blocks.
+	// ErrNoSize means that a file system, for example ramfs, reports no blocks.
 	ErrNoSize = errors.New("staging: the file system states no size")
-	// ErrLinked means that a file that was to be written has several names.
+	// ErrLinked means that a file to be written has several names.
 	ErrLinked = errors.New("staging: the file has several names")
-	// ErrKernel means that the kernel, or a sandbox around the process, cannot open files below a directory only.
+	// ErrKernel means that the kernel, or a sandbox around the process, has no openat2, which opens files below a
+	// directory only.
 	ErrKernel = errors.New("staging: no openat2: want Linux 5.6 or newer, and a sandbox that lets it through")
-	// ErrHung means that an operation exceeded its time limit and was given up; a [HungError] names it.
+	// ErrHung means that an operation exceeded its time limit and was abandoned; a [HungError] names it.
 	ErrHung = errors.New("staging: no answer")
 )
 

@@ -24,8 +24,8 @@ const hugePage = 2 << 20
 
 // Mapping is memory outside the Go heap, suitable for O_DIRECT and for page-locking. It is not safe for concurrent use.
 type Mapping struct {
-	mapped []byte // what munmap gets
-	mem    []byte // the part of it that is used
+	mapped []byte // the whole mapping, for munmap
+	mem    []byte // the used part of mapped
 	pages  Pages
 }
 
@@ -53,9 +53,10 @@ func (m *Mapping) Unmap() error {
 	return err
 }
 
-// Populate allocates all pages without changing what they hold. A kernel before 5.14 cannot, and fails with EINVAL.
+// Populate allocates all pages without changing their contents. It fails with EINVAL on a kernel before 5.14.
 func (m *Mapping) Populate() error {
-	// A call holds the lock of the process' mappings, and making a huge page out of others can take it milliseconds.
+	// One call per huge page, since a call holds the lock of the process's mappings and can take milliseconds to make a
+	// huge page.
 	for part := range slices.Chunk(m.mem, hugePage) {
 		if err := retry(func() error { return unix.Madvise(part, unix.MADV_POPULATE_WRITE) }); err != nil {
 			return err
@@ -64,11 +65,11 @@ func (m *Mapping) Populate() error {
 	return nil
 }
 
-// mapper is mmap.
+// mapper is the signature of mmap.
 type mapper func(fd int, offset int64, length, prot, flags int) ([]byte, error)
 
 // mapMemory maps memory. It uses reserved huge pages if there are enough, because page-locking and translating them
-// takes fewer steps, and transparent huge pages otherwise. mapped is for munmap; mem is the part of it that is used.
+// takes fewer steps, and transparent huge pages otherwise. mapped is for munmap, and mem is its used part.
 func mapMemory(mmap mapper, total int, transparent string) (mapped, mem []byte, pages Pages, err error) {
 	const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_ANON | unix.MAP_PRIVATE
 	room := 0
@@ -95,10 +96,10 @@ func mapMemory(mmap mapper, total int, transparent string) (mapped, mem []byte, 
 	return mapped, mem, pages, nil
 }
 
-// transparentFile has the setting of transparent huge pages.
+// transparentFile is the file with the setting of transparent huge pages.
 const transparentFile = "/sys/kernel/mm/transparent_hugepage/enabled"
 
-// Transparent parses transparent_hugepage/enabled: it reports whether memory that asks for huge pages gets them.
+// Transparent parses transparent_hugepage/enabled. It reports whether memory that requests huge pages gets them.
 func Transparent(enabled string) bool {
 	return strings.Contains(enabled, "[always]") || strings.Contains(enabled, "[madvise]")
 }
@@ -108,8 +109,8 @@ func transparentHere() string {
 	return string(text)
 }
 
-// Near binds the memory to NUMA nodes, as far as it was not touched yet: to one, or interleaved over several. If a node
-// has too little memory, other nodes are used.
+// Near binds memory that was not touched yet to NUMA nodes: to one, or interleaved over several. If a node has too
+// little memory, other nodes are used.
 func (m *Mapping) Near(nodes ...int) error {
 	const preferred, interleave = 1, 3
 	var mask [16]uint64

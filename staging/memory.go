@@ -10,14 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MachineMemory returns the bytes of memory of the machine, or the limit of this process's control group, whichever is less, and
-// what of it is available. known is false where the kernel does not say what is available.
+// MachineMemory returns the memory of the machine or the limit of this process's control group, whichever is less, and
+// its available part, in bytes. known is false if the kernel does not report available memory.
 func MachineMemory() (total, available int64, known bool) { return machineMemory("/") }
 
-// controlGroups says where a version of the kernel's control groups has its memory controller, and the names of its files.
+// controlGroups describes a version of the kernel's control groups: the place of its memory controller and the names of
+// its files.
 type controlGroups struct {
 	mount, limit, used string
-	cached             string // the line of memory.stat with what the kernel can take back at once
+	cached             string // the line of memory.stat that counts memory that the kernel can reclaim at once
 }
 
 var (
@@ -33,7 +34,7 @@ func machineMemory(top string) (total, available int64, known bool) {
 	available, known = field(top, "proc/meminfo", "MemAvailable:")
 	available <<= 10
 	within := func(c controlGroups, group string) {
-		for ; ; group = filepath.Dir(group) { // a limit may be set above
+		for ; ; group = filepath.Dir(group) { // an ancestor may have a lower limit
 			dir := filepath.Join(c.mount, group)
 			if limit, err := number(top, filepath.Join(dir, c.limit)); err == nil {
 				total = min(total, limit)
@@ -47,8 +48,8 @@ func machineMemory(top string) (total, available int64, known bool) {
 			}
 		}
 	}
-	// A line is "id:controllers:path"; version 2 has no controllers in it. In a container the path can be one of the machine, which
-	// is not mounted there: the limit is then the mount's own.
+	// A line is "id:controllers:path"; version 2 has no controllers in it. In a container the path can be one of the
+	// machine that is not mounted: the limit is then that of the mount.
 	for line := range strings.Lines(text(top, "proc/self/cgroup")) {
 		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
 		controllers, group, _ := strings.Cut(rest, ":")
@@ -62,7 +63,7 @@ func machineMemory(top string) (total, available int64, known bool) {
 	return total, max(0, available), known
 }
 
-// field is the number in the line of a file that begins with a name.
+// field returns the number in the line of a file that begins with name.
 func field(top, file, name string) (n int64, ok bool) {
 	for line := range strings.Lines(text(top, file)) {
 		if rest, found := strings.CutPrefix(line, name); found {
@@ -80,6 +81,6 @@ func number(top, file string) (int64, error) {
 }
 
 func text(top, file string) string {
-	b, _ := os.ReadFile(filepath.Join(top, file)) // missing: the machine has no such limit
+	b, _ := os.ReadFile(filepath.Join(top, file)) // a missing file means that there is no such limit
 	return string(b)
 }

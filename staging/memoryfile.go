@@ -1,15 +1,15 @@
 package staging
 
-// MemoryFile is a [File] with its bytes in memory of this process, which devices and the CPU can use in place. A file
-// that wraps another implements it too, so use [MemoryOf].
+// MemoryFile is a [File] in memory of this process, which devices and the CPU can use in place. A file that wraps
+// another implements it too, so use [MemoryOf].
 type MemoryFile interface {
 	File
 	// Memory returns the memory of at least the first n bytes of the file, valid until Close. A file that is open for
 	// writing is made n bytes long if it is shorter; its new bytes are undefined until the caller has written them.
 	// The memory is nil if the file's bytes are elsewhere.
 	Memory(n int64) (Segments, error)
-	// Shrink gives back the memory of a file that is open for writing from byte n on. Its size becomes n, if it was larger.
-	// What Memory has returned of the first n bytes stays valid.
+	// Shrink gives back the memory of a file that is open for writing from byte n on. Its size becomes n, if it was
+	// larger. The first n bytes of a result of Memory stay valid.
 	Shrink(n int64) error
 }
 
@@ -23,7 +23,7 @@ func MemoryOf(f File, n int64) (Segments, error) {
 	return m.Memory(n)
 }
 
-// Shrink is [MemoryFile].Shrink of a file, after [MemoryOf] has returned its memory.
+// Shrink calls [MemoryFile].Shrink of a file that [MemoryOf] has returned memory of.
 func Shrink(f File, n int64) error {
 	if m, ok := f.(MemoryFile); ok {
 		return m.Shrink(n)

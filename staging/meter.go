@@ -6,17 +6,17 @@ import (
 )
 
 // Bandwidth is the bytes per second of single transfers, by a moving average of the time of a byte over the last
-// sixteen; 0 before the first. It includes the queueing in the device, because a place policy weighs roots by what one
-// request gets. Work on bytes that moves none of them can be observed, too.
+// sixteen; 0 before the first. It includes the queueing in the device, because a place policy weighs roots by the speed
+// of one request. Other work on bytes can be observed, too.
 type Bandwidth struct {
 	bps  atomic.Uint64
 	seen atomic.Int64
 }
 
-// smallest is the least transfer that says something about bandwidth.
+// smallest is the least size in bytes of a transfer that is observed: a smaller one shows latency, not bandwidth.
 const smallest = 16 << 10
 
-// BytesPerSecond is the average.
+// BytesPerSecond returns the average.
 func (b *Bandwidth) BytesPerSecond() uint64 { return b.bps.Load() }
 
 // Observe enters a transfer of n bytes.
@@ -38,12 +38,12 @@ type Meter struct {
 	Now           func() time.Time
 }
 
-// Speeds are the bytes per second of writes and reads.
+// Speeds returns the bytes per second of writes and reads.
 func (m *Meter) Speeds() (write, read uint64) {
 	return m.Writes.BytesPerSecond(), m.Reads.BytesPerSecond()
 }
 
-// File is f with its transfers observed.
+// File returns f with its transfers observed.
 func (m *Meter) File(f File) File { return meteredFile{f, m} }
 
 type meteredFile struct {
@@ -69,7 +69,7 @@ func (f meteredFile) WriteAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// Memory implements [MemoryFile]. [Moved] enters what moves there.
+// Memory implements [MemoryFile]. [Moved] enters transfers of that memory.
 func (f meteredFile) Memory(n int64) (Segments, error) { return MemoryOf(f.File, n) }
 
 // Shrink implements [MemoryFile].

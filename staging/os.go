@@ -125,8 +125,8 @@ func (osFS) Lock(name string) (io.Closer, error) {
 	return lockFile(newOSFile(fd, name, false))
 }
 
-// LockFile locks an open file until it is closed, alone or, with [unix.LOCK_SH], as one of several, without waiting: the error is [ErrLocked].
-// What cannot be locked is not.
+// LockFile locks an open file until it is closed, exclusively or, with [unix.LOCK_SH], shared. It does not wait: the
+// error is [ErrLocked]. A file that cannot be locked is left unlocked, without an error.
 func LockFile(f File, how int) error {
 	lock := func() error {
 		if f.Fd() != NoFd && retry(func() error { return unix.Flock(int(f.Fd()), how|unix.LOCK_NB) }) == unix.EWOULDBLOCK {
@@ -134,7 +134,7 @@ func LockFile(f File, how int) error {
 		}
 		return nil
 	}
-	if w, watched := f.(*watchedFile); watched { // a server may not answer
+	if w, watched := f.(*watchedFile); watched { // the server of a network file system may not answer
 		return w.fs.call(Call{Op: OpLock, Name: f.Name(), Do: lock})
 	}
 	return lock()
@@ -153,12 +153,12 @@ func lockFile(f *osFile) (io.Closer, error) {
 	}
 	text := strconv.Itoa(os.Getpid()) + "\n"
 	if unix.Ftruncate(f.fd, 0) == nil {
-		_, _ = f.WriteAt([]byte(text), 0) // the lock is held also on a full disk
+		_, _ = f.WriteAt([]byte(text), 0) // ignored: the lock is also held on a full disk
 	}
 	return f, nil
 }
 
-// lockDirectory locks an open directory, and closes it when that fails. Where a file system cannot lock directories, as
+// lockDirectory locks an open directory, and closes it when that fails. If the file system cannot lock directories, as
 // over NFS, nothing is locked.
 func lockDirectory(f *osFile) (io.Closer, error) {
 	switch err := retry(func() error { return unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB) }); err {

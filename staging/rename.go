@@ -2,16 +2,16 @@ package staging
 
 import "golang.org/x/sys/unix"
 
-// at is a name in a directory that is open.
+// at is a name in an open directory.
 type at struct {
 	dir  int
 	name string
 }
 
-// byPath is a name that the kernel resolves.
+// byPath returns a name that the kernel resolves from the working directory.
 func byPath(name string) at { return at{unix.AT_FDCWD, name} }
 
-// renamer is the system calls of publication, so that a test can replace some by failures.
+// renamer holds the system calls of publication, so that a test can replace some by failures.
 type renamer struct {
 	renameat2 func(from, to at, flags uint) error
 	rename    func(from, to at) error
@@ -42,7 +42,7 @@ func (r *renamer) replace(from, to at, oldname, newname string) error {
 	return linkError("rename", oldname, newname, err)
 }
 
-// noReplace tries the ways to publish a name until the file system supports one.
+// noReplace tries the ways to publish a name until one is supported.
 func (r *renamer) noReplace(from, to at, oldname, newname string) error {
 	was, known := r.identity(from)
 	err := retry(func() error { return r.renameat2(from, to, unix.RENAME_NOREPLACE) })
@@ -66,7 +66,7 @@ func (r *renamer) linkUnlink(was identity, from, to at) error {
 		if now, ok := r.identity(to); !ok || now != was {
 			return err
 		}
-		// The link was made and the reply lost.
+		// The link was made, and the reply was lost.
 	}
 	// Published. If the old name cannot be removed, the sweep of temporaries removes it later.
 	_ = retry(func() error { return r.unlink(from) })

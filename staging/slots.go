@@ -13,12 +13,12 @@ type Pinner interface {
 	Unregister(mem []byte) error
 }
 
-// Slots is a fixed pool of equal pieces of memory, mapped outside the Go heap, aligned to [Align] and in huge pages if
-// possible. Free slots are reused last in, first out, so that a pool larger than its use touches little memory. Waiters
-// are served in order of arrival, as the runtime serves those that receive from a channel.
+// Slots is a fixed pool of equal buffers, mapped outside the Go heap, aligned to [Align] and in huge pages if possible.
+// Free slots are reused last in, first out, so that a pool touches no more memory than it needs. Waiters are served in
+// order of arrival, by the order of receivers of a channel.
 type Slots struct {
 	memory *Mapping
-	mem    []byte // of the slots
+	mem    []byte // memory of all slots
 	slots  []Slot
 	turns  chan struct{} // one for each free slot
 	over   chan struct{} // closed by Close
@@ -29,11 +29,11 @@ type Slots struct {
 	pinners []Pinner
 }
 
-// Slot is one piece. It belongs to the caller that acquired it until it is released.
+// Slot is one buffer. It belongs to the caller that acquired it until it is released.
 type Slot struct {
 	pool *Slots
 	mem  []byte
-	out  bool // under pool.mu
+	out  bool // acquired and not released; guarded by pool.mu
 }
 
 // NewSlots maps count slots of the given bytes each, rounded up to [Align]. Their pages are allocated when they are
@@ -111,7 +111,7 @@ func (s *Slots) TryAcquire() (*Slot, bool) {
 	}
 }
 
-// take takes a free slot, with a turn.
+// take takes a free slot. The caller has a turn.
 func (s *Slots) take() (*Slot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,9 +153,9 @@ func (t *Slot) Release() {
 	}
 	t.out = false
 	s.free = append(s.free, t)
-	s.turns <- struct{}{} // it has room: there are never more than slots
+	s.turns <- struct{}{} // does not block: there are never more turns than slots
 	if s.closed && len(s.free) == len(s.slots) {
-		_ = s.unmap() // Close returned already; there is no caller to report to
+		_ = s.unmap() // Close has returned, and no caller is left for the error
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NoNode means no NUMA node: for a device of a virtual machine, or a network file system.
+// NoNode means no NUMA node, as for a device of a virtual machine or a network file system.
 const NoNode = -1
 
 // Node is one NUMA node.
@@ -21,7 +21,7 @@ type Node struct {
 	CPUs []int
 }
 
-// Topology tells which CPUs and devices are close to each other, by the kernel's tree of devices.
+// Topology tells which CPUs and devices are near each other, by the kernel's tree of devices.
 type Topology struct {
 	Sys string // the tree's directory
 }

@@ -6,14 +6,14 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Turns let at most so many go on at a time. Tenants take turns, however many of each wait: of each, one at a time waits with
-// those of the others.
+// Turns bounds the number of concurrent holders. Tenants take turns, however many callers of each wait: one caller of
+// each tenant at a time competes with those of the others.
 type Turns struct {
 	all   *semaphore.Weighted
-	lines [64]*semaphore.Weighted // by tenant: two of one line share its turns
+	lines [64]*semaphore.Weighted // by tenant modulo their number: tenants of one line share its turns
 }
 
-// NewTurns lets n go on at a time.
+// NewTurns returns turns for n concurrent holders.
 func NewTurns(n int) *Turns {
 	t := &Turns{all: semaphore.NewWeighted(int64(n))}
 	for i := range t.lines {
@@ -22,7 +22,7 @@ func NewTurns(n int) *Turns {
 	return t
 }
 
-// Take waits for a turn, which Give ends. The error is the context's.
+// Take waits for a turn, which Give returns. The error is the context's.
 func (t *Turns) Take(ctx context.Context, tenant uint32) error {
 	line := t.lines[tenant%uint32(len(t.lines))]
 	if err := line.Acquire(ctx, 1); err != nil {

@@ -10,7 +10,8 @@ import (
 
 // Walk calls visit for every file below dir, on several goroutines, and returns when all are done. Hidden directories
 // are left out; links are not followed. skipped gets directories below dir that cannot be read, such as a mount's
-// lost+found, and with [ErrForeign] those that have a directory of the mark's name in them: they are not entered.
+// lost+found. It also gets, with [ErrForeign], directories that contain a directory with the name mark; they are not
+// entered.
 func Walk(ctx context.Context, fsys FS, dir, mark string, workers int,
 	visit func(rel string, e fs.DirEntry), skipped func(rel string, err error)) error {
 	w := &walker{ctx: ctx, fs: fsys, dir: dir, mark: mark, visit: visit, skipped: skipped, todo: []string{""}}
@@ -23,10 +24,10 @@ func Walk(ctx context.Context, fsys FS, dir, mark string, workers int,
 	return errors.Join(w.err, ctx.Err())
 }
 
-// readTries is how often a directory is read before it is skipped.
+// readTries is the number of attempts to read a directory before it is skipped.
 const readTries = 3
 
-// walker is a stack of directories that are to be read and the number of those being read.
+// walker is a stack of directories to read, and the number of directories being read.
 type walker struct {
 	ctx     context.Context
 	fs      FS
@@ -36,7 +37,7 @@ type walker struct {
 	skipped func(string, error)
 
 	mu   sync.Mutex
-	more sync.Cond // on mu: todo or busy changed
+	more sync.Cond // signals, under mu, that todo or busy has changed
 	todo []string
 	busy int
 	err  error
@@ -76,7 +77,7 @@ func (w *walker) next() (string, bool) {
 	return rel, true
 }
 
-// read visits a directory's files and returns its directories.
+// read visits a directory's files and returns its subdirectories.
 func (w *walker) read(rel string) (dirs []string, err error) {
 	var list []fs.DirEntry
 	for range readTries {
@@ -91,7 +92,7 @@ func (w *walker) read(rel string) (dirs []string, err error) {
 		if rel == "" {
 			return nil, err
 		}
-		if !errors.Is(err, fs.ErrNotExist) { // else it went with the last file in it
+		if !errors.Is(err, fs.ErrNotExist) { // otherwise it was removed with its last file
 			w.skipped(rel, err)
 		}
 		return nil, nil

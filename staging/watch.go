@@ -13,21 +13,21 @@ import (
 
 // Watch configures a [WatchedFS]. The functions may be nil, are called on many goroutines, and must not block.
 type Watch struct {
-	Limit time.Duration            // an operation that takes longer is given up; 0 for no limit
-	Admit func(Op) error           // called before an operation, which fails with its error
-	Seen  func(Op, string, error)  // called after an operation that failed or was given up
-	Ended func(op Op, name string) // called when an operation that was given up has ended
+	Limit time.Duration            // an operation that takes longer is abandoned; 0: no limit
+	Admit func(Op) error           // called before an operation; its error fails the operation
+	Seen  func(Op, string, error)  // called after an operation that failed or was abandoned
+	Ended func(op Op, name string) // called when an abandoned operation has ended
 }
 
 // WatchedFS is an [FS] that abandons an operation that takes too long. A system call cannot be interrupted, so it runs
-// on a helper goroutine. When the limit has passed, the caller gets a [HungError] and the helper remains in the call.
-// The result of a late call is undone where possible: a file that it opened is closed.
+// on a helper goroutine. When the limit has passed, the caller gets a [HungError], and the helper stays in the call.
+// The result of a late call is undone if possible: a file that it opened is closed.
 //
-// A read or write that was given up still uses the caller's memory: see [HungError.Ended].
+// An abandoned read or write still uses the caller's memory: see [HungError.Ended].
 type WatchedFS struct {
 	Around
 	watch Watch
-	limit atomic.Int64 // Watch.Limit, or what SetLimit said
+	limit atomic.Int64 // Watch.Limit, or the value of SetLimit
 	stuck atomic.Int64
 
 	mu   sync.Mutex
@@ -46,10 +46,10 @@ func Watched(inner FS, w Watch) *WatchedFS {
 // SetLimit changes [Watch].Limit for operations that start later.
 func (f *WatchedFS) SetLimit(d time.Duration) { f.limit.Store(int64(d)) }
 
-// Stuck is the number of operations that were given up and have not ended.
+// Stuck returns the number of abandoned operations that have not ended.
 func (f *WatchedFS) Stuck() int { return int(f.stuck.Load()) }
 
-// Close ends the idle helpers. One that is stuck ends with its call. The FS can still be used.
+// Close ends the idle helpers. A stuck helper ends with its call. The FS can still be used.
 func (f *WatchedFS) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -60,13 +60,13 @@ func (f *WatchedFS) Close() {
 	f.idle = nil
 }
 
-// Held is the error of an operation that was given up, and still uses the memory that was passed to it until Ended is closed.
+// Held is the error of an abandoned operation that still uses the memory that was passed to it, until Ended is closed.
 type Held interface {
 	error
 	Ended() <-chan struct{}
 }
 
-// HungError is an operation that was given up. It is [ErrHung], and a [Held].
+// HungError is the error of an abandoned operation. It is [ErrHung], and a [Held].
 type HungError struct {
 	Op    Op
 	Name  string
@@ -86,14 +86,14 @@ func (e *HungError) Ended() <-chan struct{} { return e.ended }
 // helper runs one task at a time.
 type helper struct {
 	in    chan task
-	out   chan struct{} // of one
+	out   chan struct{} // has room for one
 	timer *time.Timer
-	state atomic.Uint32 // of the task: running, ended, or given up
-	late  func()        // called at the end of a task that was given up; set before state
+	state atomic.Uint32 // state of the task: taskRuns, taskEnded or taskGivenUp
+	late  func()        // called at the end of an abandoned task; set before state
 }
 
-// turns divide the limit: a process or a machine that is stopped loses one of them, however long it was stopped, and an
-// operation that ends with the pause has the others to say so.
+// turns is the number of equal parts of the limit. A pause of the process or the machine uses up one part, however long
+// it lasts. The operation has the other parts to report that it ended during the pause.
 const turns = 8
 
 const (
@@ -102,13 +102,13 @@ const (
 	taskGivenUp
 )
 
-// task is one operation with its results. Once it is given up, only the helper uses it.
+// task is one operation with its results. Once it is abandoned, only the helper uses it.
 type task interface {
 	run()
 	late() // undoes a result that came too late
 }
 
-// maxIdle bounds the idle helpers. There are as many busy ones as operations.
+// maxIdle bounds the idle helpers. There are as many busy helpers as operations.
 const maxIdle = 64
 
 func (f *WatchedFS) help() *helper {
@@ -146,11 +146,11 @@ func (f *WatchedFS) serve(h *helper) {
 		}
 		t.late()
 		h.late()
-		go f.rest(h) // which may close h.in: the loop must be at it
+		go f.rest(h) // on another goroutine, since it may close h.in, which this loop must then receive from
 	}
 }
 
-// do runs a task. With an error the task was not run, or was given up, and its results must not be used.
+// do runs a task. With an error the task was not run, or was abandoned, and its results must not be used.
 func (f *WatchedFS) do(op Op, name string, t task) error {
 	if f.watch.Admit != nil {
 		if err := f.watch.Admit(op); err != nil {
@@ -160,7 +160,7 @@ func (f *WatchedFS) do(op Op, name string, t task) error {
 	return f.attempt(op, name, t)
 }
 
-// attempt is do without Admit, for what must be closed in any case.
+// attempt is do without Admit, for closes, which must always run.
 func (f *WatchedFS) attempt(op Op, name string, t task) error {
 	limit := time.Duration(f.limit.Load())
 	if limit <= 0 {
@@ -189,7 +189,7 @@ func (f *WatchedFS) attempt(op Op, name string, t task) error {
 			f.watch.Ended(op, name)
 		}
 	}
-	if !h.state.CompareAndSwap(taskRuns, taskGivenUp) { // it ended just now
+	if !h.state.CompareAndSwap(taskRuns, taskGivenUp) { // the task ended just now
 		f.stuck.Add(-1)
 		<-h.out
 		f.rest(h)
@@ -205,7 +205,7 @@ func (f *WatchedFS) seen(op Op, name string, err error) {
 	}
 }
 
-// asked is a call with its error.
+// asked is a [Call] as a task, with its error.
 type asked struct {
 	Call
 	err error
@@ -219,7 +219,7 @@ func (a *asked) late() {
 	}
 }
 
-// call makes an operation. An error names the new one of two names.
+// call makes an operation. The error of an operation on two names has the new one.
 func (f *WatchedFS) call(c Call) error {
 	a := &asked{Call: c}
 	name := cmp.Or(c.Other, c.Name)
@@ -254,7 +254,7 @@ func (f *WatchedFS) Lock(name string) (io.Closer, error) {
 	return watchedLock{lock, f, name}, nil
 }
 
-// watchedLock is released under the limit.
+// watchedLock is a lock with a release under the limit.
 type watchedLock struct {
 	io.Closer
 	fs   *WatchedFS
@@ -299,7 +299,7 @@ func (t *transfer) run() {
 	}
 }
 
-// late waits for what has been left under way: see [Held].
+// late waits for an operation that was left under way: see [Held].
 func (t *transfer) late() {
 	var held Held
 	if errors.As(t.err, &held) {
@@ -311,7 +311,7 @@ func (f *watchedFile) transfer(op Op, p []byte, off int64) (int, error) {
 	t := transfers.Get().(*transfer)
 	*t = transfer{file: f.File, write: op == OpWrite, p: p, off: off}
 	if err := f.fs.do(op, f.Name(), t); err != nil {
-		return 0, err // the helper keeps t
+		return 0, err // the helper still uses t
 	}
 	n, err := t.n, t.err
 	*t = transfer{}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Kind is what a task does with the device.
+// Kind is the direction of a task: read or write.
 type Kind uint8
 
 const (
@@ -26,24 +26,28 @@ func (k Kind) String() string {
 }
 
 // Workers runs tasks on n goroutines. Reads and writes have separate queues. While both wait, reads get readRatio of
-// the turns (0.75: three reads, one write). With 0 or 1 one kind runs only when the other has none. Tasks may be in
-// lanes, one for each thing that can hang, such as a mount. With several lanes, none of them gets more than three
-// quarters of the goroutines, so that a lane that hangs does not stop the others. Tenants take turns in each lane, and
-// while others have tasks, one has at most half of the goroutines, and in a lane no more than half of the processors unless
-// its tasks there are slow, as for a network. The queues have no bound: SubmitTo never blocks. Callers bound them, by what a
-// task needs before it is submitted: a slot or a credit.
+// the turns (0.75: three reads, one write). With 0 or 1 one kind runs only when the other has none.
+//
+// Tasks may be in lanes, one for each resource that can hang, such as a mount. With several lanes, each gets at most
+// three quarters of the goroutines, so that a hanging lane does not stop the others.
+//
+// Tenants take turns in each lane. While others have tasks, a tenant has at most half of the goroutines, and in one
+// lane at most half of the processors unless its tasks there are slow, as on a network.
+//
+// The queues have no bound, and SubmitTo never blocks. Callers bound them by a resource that a task needs before it is
+// submitted: a slot or a credit.
 type Workers struct {
 	ratio float64
 
 	mu      sync.Mutex
 	wake    sync.Cond
-	lanes   []*lane // in the order of their turns: the lane with the task that started last is the last
-	most    int     // most tasks of one lane that run
-	beside  int     // most tasks of a lane and tenant that run beside other tenants', unless they are slow
+	lanes   []*lane // in the order of their turns: the lane that started a task last is the last
+	most    int     // most running tasks of one lane
+	beside  int     // most running tasks of a lane and tenant while other tenants have tasks, unless they are slow
 	queued  [2]int
 	credit  float64
 	closed  bool
-	started []time.Time // of each worker's task, zero while it has none
+	started []time.Time // start of each worker's task; zero while it has none
 	done    [2]uint64
 	panics  uint64
 	onPanic func(value any, stack []byte)
@@ -64,7 +68,7 @@ type WorkersStats struct {
 	Lanes               []LaneStats // lanes that had tasks, by name
 }
 
-// LaneStats is the number of tasks that wait and run in one lane.
+// LaneStats is the number of waiting and running tasks of one lane.
 type LaneStats struct {
 	Name                    string
 	QueuedRead, QueuedWrite int
@@ -83,26 +87,26 @@ func NewWorkers(n int, readRatio float64) *Workers {
 	return w
 }
 
-// lane is a group of tasks that hang together, of one tenant.
+// lane is a group of tasks of one tenant that can hang together.
 type lane struct {
 	name    string
 	tenant  uint32
 	queue   [2]ring
 	running int
-	last    time.Time // when the task began that ended last
-	slow    float64   // part of the latest tasks
+	last    time.Time // start of the task that ended last
+	slow    float64   // share of slow tasks among the latest
 }
 
-// A task is slow that takes longer than this: it waits most of its time, as for a network, where computing takes a tenth of it.
+// A slow task takes longer than this: it waits most of the time, as for a network, and computes for a tenth of it.
 const (
 	slowTask = 2 * time.Millisecond
 	slowByte = 4 * time.Nanosecond
 )
 
-// waits says that most tasks are slow: they do not keep others' from computing.
+// waits reports whether most tasks are slow: they leave the processors to other tasks.
 func (l *lane) waits() bool { return l.slow > 0.75 }
 
-// mostLanes are kept that have no tasks.
+// mostLanes is the number of lanes without tasks that are kept.
 const mostLanes = 64
 
 // Lanes sets the number of lanes. It must be called before SubmitTo.
@@ -114,7 +118,7 @@ func (w *Workers) Lanes(n int) {
 	}
 }
 
-// OnPanic sets a function that is called when a task panics, instead of ending the process. It must be called before
+// OnPanic sets a function that is called when a task panics, and keeps the process alive. It must be called before
 // SubmitTo. The worker continues.
 func (w *Workers) OnPanic(told func(value any, stack []byte)) {
 	w.mu.Lock()
@@ -122,7 +126,8 @@ func (w *Workers) OnPanic(told func(value any, stack []byte)) {
 	w.onPanic = told
 }
 
-// SubmitTo queues a task of a tenant in a lane, which moves so many bytes. It fails with [ErrClosed] after Close and never blocks.
+// SubmitTo queues a task of a tenant in a lane. bytes is the number of bytes that it moves. It fails with [ErrClosed]
+// after Close and never blocks.
 func (w *Workers) SubmitTo(name string, tenant uint32, kind Kind, bytes int64, task func()) error {
 	if kind > Write {
 		return fmt.Errorf("staging: task of unknown kind %d", kind)
@@ -238,7 +243,7 @@ func (w *Workers) run(i int, l *lane, kind Kind, task queued) {
 		w.started[i], l.last = time.Time{}, w.started[i]
 		if l.running--; w.closed {
 			w.wake.Broadcast()
-		} else if w.queued != [2]int{} { // some may have waited for this one's end, or for that of others' second
+		} else if w.queued != [2]int{} { // a task may have waited for this end
 			w.wake.Signal()
 		}
 		told := w.onPanic
@@ -248,7 +253,7 @@ func (w *Workers) run(i int, l *lane, kind Kind, task queued) {
 		w.mu.Unlock()
 		switch {
 		case returned:
-		case value == nil: // runtime.Goexit: this goroutine ends here, and another takes its place
+		case value == nil: // runtime.Goexit: this goroutine ends here, and another replaces it
 			go w.work(i)
 		case told == nil:
 			panic(value)
@@ -292,7 +297,7 @@ func (w *Workers) turn() (*lane, Kind) {
 	return l, kind
 }
 
-// may says whether a task of the lane may run beside those that do.
+// may reports whether a task of the lane may run next to the running ones.
 func (w *Workers) may(l *lane) bool {
 	lane, tenant, alone := 0, 0, true
 	for _, o := range w.lanes {

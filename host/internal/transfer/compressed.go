@@ -10,23 +10,23 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// A compressed piece is coded by the GPU that its pages are on (gpucodec.go), or else it is staged and its extents are coded
-// by the processor, between the two parts of a slot.
+// The GPU codes a compressed piece of its own pages (gpucodec.go). Otherwise the piece is staged, and the processor
+// codes its extents between the two parts of a slot.
 //
 //	store:  pages --gather+checksum--> end of the slot --encode--> its front --WriteAt--> temporary
 //	load:   piece --ReadAt--> front --verify, decode--> end of the slot --verify, then scatter--> pages
 //
-// What a decoder is given has the checksum that the table has for it, and what it made is verified as the page bytes of
-// any other piece are, so an error of a codec is found too.
+// A decoder's input is verified against the checksum of its stored bytes, and its output against that of its page
+// bytes, as in any other piece. So an error of a codec is found too.
 
-// divide is a slot in two parts: one for extents as they are stored, and its end for page bytes.
+// divide returns a slot in two parts: the front for stored extents, and the end for page bytes.
 func (e *Engine) divide(m Memory, slot []byte) (stored, pages []byte) {
 	at := (len(slot) - min(int(e.memoryPart(m)), len(slot)/2)) &^ (pieceformat.Page - 1)
 	return slot[:at], slot[at:]
 }
 
-// fitting is the end of the extents from lo on, up to hi, with page bytes that fit a part of a slot, and the payload offset of
-// the part's first byte.
+// fitting returns the end of the longest run of extents from lo, at most to hi, whose page bytes fit a part of a slot,
+// and the payload offset of the part's first byte.
 func fitting(extents []kv.Extent, lo, hi int, part []byte) (mid int, base int64) {
 	mid, base = lo, extents[lo].Off&^(pieceformat.Page-1)
 	for mid < hi && end(extents[mid])-base <= int64(len(part)) {
@@ -40,10 +40,10 @@ type compressedWriter struct {
 	*pieceWriter
 	buf    []byte
 	start  int   // buf[start:filled] is to be written
-	filled int   // a head that has room before it is written with the rest, by one call
-	at     int64 // where buf[start] goes in the file
+	filled int   // if the head has room before it, one call writes both
+	at     int64 // offset of buf[start] in the file
 	stored []pieceformat.Stored
-	took   time.Duration // of the codec
+	took   time.Duration // time of the codec
 }
 
 // compressed stores the piece, and returns the size of its file.
@@ -102,7 +102,7 @@ func (c *compressedWriter) byProcessor(slot []byte, lo int) (hi int, err error) 
 	return hi, nil
 }
 
-// encode writes an extent with the checksum sum to dst as it is stored.
+// encode writes the stored form of an extent with the checksum sum to dst.
 func encode(dst, page []byte, element int, sum uint64) pieceformat.Stored {
 	n, by := codec.Encode(dst, page, element)
 	if by != codec.Raw {
@@ -111,7 +111,7 @@ func encode(dst, page []byte, element int, sum uint64) pieceformat.Stored {
 	return pieceformat.Stored{Sum: sum, Len: uint32(n), Codec: uint8(by)}
 }
 
-// flush writes what fills whole pages, and brings the rest to the front.
+// flush writes whole pages, and moves the rest to the front.
 func (c *compressedWriter) flush() error {
 	n := (c.filled - c.start) &^ (pieceformat.Page - 1)
 	if n > 0 {
@@ -144,7 +144,7 @@ func (c *compressedWriter) end(slot []byte, stored []pieceformat.Stored) (size i
 	return size, err
 }
 
-// divide leaves the end of the slot to page bytes for the processor. A GPU decodes what the whole slot has.
+// divide reserves the end of the slot for page bytes if the processor decodes. A GPU decodes from the whole slot.
 func (r *pieceReader) divide(processor bool) {
 	if processor {
 		var front []byte
@@ -153,9 +153,9 @@ func (r *pieceReader) divide(processor bool) {
 	}
 }
 
-// scatterCompressed decodes and delivers extents [lo, hi), which begin in buf at base of what is stored. What the GPU does
-// not decode is read again for the processor. Where the GPU finds something wrong, the processor judges whether that is the
-// file's fault.
+// scatterCompressed decodes and delivers extents [lo, hi), the stored bytes of which begin in buf at base. Extents that
+// the GPU does not decode are read again for the processor. If the GPU finds wrong bytes, the processor finds out
+// whether the file has them.
 func (r *pieceReader) scatterCompressed(head *store.Head, lo, hi int, base int64) error {
 	if r.pages != nil {
 		return r.byProcessor(head, lo, hi, base)
@@ -173,8 +173,8 @@ func (r *pieceReader) scatterCompressed(head *store.Head, lo, hi int, base int64
 	return nil
 }
 
-// again reads extents [lo, hi) into a part of the slot, and delivers them by the processor. If that succeeds, what the GPU
-// found wrong was its own fault.
+// again reads extents [lo, hi) into a part of the slot and delivers them by the processor. If that succeeds, the wrong
+// bytes were the GPU's.
 func (r *pieceReader) again(head *store.Head, lo, hi int, doubt error) error {
 	buf := r.buf
 	defer func() { r.buf, r.pages = buf, nil }()
@@ -189,7 +189,7 @@ func (r *pieceReader) again(head *store.Head, lo, hi int, doubt error) error {
 	return err
 }
 
-// byProcessor is scatterCompressed through the end of the slot.
+// byProcessor decodes and delivers extents through the end of the slot.
 func (r *pieceReader) byProcessor(head *store.Head, lo, hi int, base int64) error {
 	extents := head.Plan.Extents()
 	for lo < hi {
@@ -211,7 +211,7 @@ func (r *pieceReader) byProcessor(head *store.Head, lo, hi int, base int64) erro
 	return nil
 }
 
-// decode writes the page bytes of an extent to dst. One that is stored as it is is verified by whoever delivers it, since
+// decode writes the page bytes of an extent to dst. An extent that is stored plain is verified at its delivery, since
 // both its checksums are the same.
 func (r *pieceReader) decode(dst []byte, head *store.Head, x int, base int64) error {
 	by := codec.Codec(head.Stored[x].Codec)

@@ -19,15 +19,16 @@ type DeviceRegion struct {
 	Grid
 }
 
-// DeviceMemory is [Memory] on a GPU: a client's allocations, imported here. Its addresses never leave it. Callers
-// name pages by plane and block id, and ids are checked before any copy starts.
+// DeviceMemory is [Memory] on a GPU: imported allocations of a client. Callers name pages by plane and block id, never
+// by address, and ids are checked before any copy starts.
 type DeviceMemory struct {
 	shape
 	gpu   *gds.GPU
-	bases []uint64 // of the grids
+	bases []uint64 // addresses, by grid
 }
 
-// NewDeviceMemory checks that regions, for each unit one per plane of g in its order, hold their pages.
+// NewDeviceMemory checks that the regions hold their pages. There is one region per plane of g, in its order, for each
+// unit.
 func NewDeviceMemory(gpu *gds.GPU, g kv.Geometry, regions []DeviceRegion) (*DeviceMemory, error) {
 	m := &DeviceMemory{gpu: gpu}
 	grids := make([]Grid, len(regions))
@@ -91,7 +92,7 @@ func (m *DeviceMemory) add(b *gds.Batch, r *ExtentRange) error {
 	return nil
 }
 
-// flaggedMemory is device memory as one job sees it: its copies stop when the job's cancel sets the flag.
+// flaggedMemory is device memory for one job: its copies stop when the job's cancel sets the flag.
 type flaggedMemory struct {
 	*DeviceMemory
 	flag *gds.Flag
@@ -117,7 +118,7 @@ func (e *Engine) AddGPU(g *gds.GPU) error {
 	return nil
 }
 
-// Register registers the engine's staging slots with others than GPUs. Close it after the engine, or once nothing uses them.
+// Register registers the engine's staging slots with a pinner other than a GPU. Close the pinner after the engine.
 func (e *Engine) Register(p staging.Pinner) error { return e.slots.Register(p) }
 
 // deviceError marks an error as the GPU's, so that no piece file is reported as damaged for it.
@@ -134,8 +135,8 @@ func deviceError(err error) error {
 // DefaultGPUCopyBytes keeps the bus busy for the length of a launch: on an H200, copies of 1 MiB moved a third less.
 const DefaultGPUCopyBytes = 4 << 20
 
-// ioBuffer is the part of a slot to use between a file and a memory; it holds at least the first head bytes of the
-// file.
+// ioBuffer returns the part of a slot to use between a file and a memory. It has room for at least the first head bytes
+// of the file.
 func (e *Engine) ioBuffer(m Memory, slot []byte, f staging.File, head int64) []byte {
 	if f.Direct() {
 		return slot
@@ -143,16 +144,16 @@ func (e *Engine) ioBuffer(m Memory, slot []byte, f staging.File, head int64) []b
 	return slot[:min(int64(len(slot)), max(e.memoryPart(m), head))]
 }
 
-// gpuCopyBytes is how much is copied at a time to or from a GPU unless the file is read or written past the page cache.
+// gpuCopyBytes returns the size of one copy to or from a GPU, unless direct I/O moves the file.
 func (e *Engine) gpuCopyBytes() int {
 	return min(cmp.Or(e.cfg.GPUCopyBytes, DefaultGPUCopyBytes), e.cfg.SlotBytes)
 }
 
-// cachedIOBytes is how much of a file that lives in the page cache is moved at a time: little enough that the second
-// copy finds the bytes of the first in the CPU's cache. A device, by contrast, wants large requests.
+// cachedIOBytes is the size of one transfer of a file in the page cache: small enough that the second copy finds the
+// bytes of the first in the CPU's cache. A device works best with large requests.
 const cachedIOBytes = 1 << 20
 
-// memoryPart is how much of a file that is in this host's memory, or cached there, is moved at a time.
+// memoryPart returns the size of one transfer of a file in memory or in the page cache.
 func (e *Engine) memoryPart(m Memory) int64 {
 	if _, ok := m.(flaggedMemory); ok {
 		return int64(e.gpuCopyBytes())
@@ -166,7 +167,7 @@ func hasCoder(m Memory) bool {
 	return ok && f.gpu.FitsCoder(1, 1)
 }
 
-// observe enters a plain way between slot and pages that began then, if it is a GPU's.
+// observe enters the time since began of a plain copy between slot and pages, if the pages are a GPU's.
 func observe(b *staging.Bandwidth, m Memory, extents []kv.Extent, began time.Time) {
 	if _, ok := m.(flaggedMemory); ok {
 		b.Observe(pageBytes(extents), time.Since(began))

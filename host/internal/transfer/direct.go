@@ -12,8 +12,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// directRoute takes a piece between a GPU and a root for which cuFile was chosen. The whole file is in a slot of device
-// memory, between the pages and cuFile.
+// directRoute moves pieces between a GPU and a root by cuFile, if cuFile was chosen for the two. The whole file passes
+// through a slot of device memory between the pages and cuFile.
 //
 //	store:  pages --gather--> slot --checksum--> --cuFile--> payload of the temporary; then the CPU writes the head
 //	load:   piece --cuFile--> slot --checksum, compared--> --scatter--> pages
@@ -24,7 +24,8 @@ import (
 // since its late write may still reach the file. The slot stays in use until the abandoned operation returns.
 type directRoute struct{ *routeChoices }
 
-// attempt returns an attempt between a memory and a root, or the zero one where cuFile is not chosen or suspended.
+// attempt returns an attempt between a memory and a root. It is the zero attempt if cuFile is not chosen or is
+// suspended.
 func (d directRoute) attempt(m Memory, root string) attempt {
 	f, ok := m.(flaggedMemory)
 	if !ok {
@@ -39,8 +40,8 @@ func (d directRoute) attempt(m Memory, root string) attempt {
 	return r.attempt()
 }
 
-// load delivers all of a piece. It refuses loads by layers, which read a file in parts, and pieces with wrong bytes: the
-// staged route tells whether the file is.
+// load delivers a whole piece. It refuses layer-wise loads, which read a file in parts, and pieces with wrong bytes:
+// the staged route then shows whether the file is damaged.
 func (d directRoute) load(l *loading) error {
 	if l.parts != nil {
 		return errNotHere
@@ -52,7 +53,7 @@ func (d directRoute) load(l *loading) error {
 	l.span.setRoute(byCuFile)
 	p, size, expected := l.piece, l.piece.Size(), l.piece.Expected()
 	if size%4096 != 0 || size < expected.DataOffset || expected.Compressed && !hasCoder(l.memory) {
-		return a.skipped(errNotHere) // left to the staged route to reject, or to the processor to decode
+		return a.skipped(errNotHere) // the staged route rejects it, or the processor decodes it
 	}
 	slot, err := a.acquire(size, expected.DataOffset, expected.Plan)
 	if err != nil {
@@ -96,7 +97,7 @@ func (a attempt) acquire(size, head int64, plan *kv.Plan) (*gds.DirectSlot, erro
 	return slot, nil
 }
 
-// judge ends an attempt that delivered wrong bytes, with the outcome of the same load by another route.
+// judge ends an attempt that delivered wrong bytes. err is the outcome of the same load by another route.
 func (a attempt) judge(err error) {
 	if err == nil { // the file was right
 		a.failed(&a.mismatched, ErrDamaged, true)
@@ -114,8 +115,8 @@ func (a attempt) loadFailed(err error) error {
 	return errNotHere
 }
 
-// verifySlot checks the head of the file in a slot and the checksums of its payload, which of a compressed piece are verified
-// before they are decoded. doubt is what is wrong with the bytes.
+// verifySlot checks the head of the file in a slot and the checksums of its payload; those of a compressed piece are
+// verified by the decoder. doubt says which bytes are wrong; it is nil if none are.
 func (l *loading) verifySlot(slot *gds.DirectSlot) (head *store.Head, doubt, err error) {
 	head, doubt = l.piece.Verify(slot.Head)
 	if doubt != nil {
@@ -123,7 +124,7 @@ func (l *loading) verifySlot(slot *gds.DirectSlot) (head *store.Head, doubt, err
 	}
 	extents := head.Plan.Extents()
 	if head.Table == nil || head.Compressed && !hasCoder(l.memory) || len(extents) > len(slot.Extents) {
-		return nil, nil, errNotHere // it has another plan than the slot was sized for
+		return nil, nil, errNotHere // the slot was sized for another plan
 	}
 	if !sameShape(head.Plan.Geometry(), l.memory.Geometry()) {
 		return nil, nil, ErrGeometry
@@ -224,11 +225,11 @@ type slotWriter struct {
 	memory  flaggedMemory
 	slot    *gds.DirectSlot
 	scratch *scratch
-	size    int64                // of the file
+	size    int64                // bytes of the file
 	stored  []pieceformat.Stored // nil: the piece is not compressed
 }
 
-// fill brings the pages to the slot as the file is to have them, and settles the chunk: its pages are not needed any more.
+// fill gathers the pages into the slot in the file's order, and settles the chunk: its pages are not needed any more.
 func (w *slotWriter) fill() error {
 	if w.task.chunk.Put.Compresses() {
 		return w.fillEncoded()
@@ -272,7 +273,7 @@ func (w *slotWriter) stage(buf []byte) error {
 			return deviceError(err)
 		}
 		n := int64(len(part))
-		if w.table == nil { // whole extents only: the rest of one is read again with the next part
+		if w.table == nil { // whole extents only: a partial extent is read again with the next part
 			first := x
 			for x < len(extents) && head+end(extents[x]) <= off+n {
 				x++
@@ -299,13 +300,13 @@ func (w *slotWriter) clear(n int64) error {
 	return onGPU(w.memory.gpu, func(t *gds.Thread) error { return t.Fill(at, 0, n) })
 }
 
-// The direct route of a compressed piece: the slot has its file as it is stored, and the GPU codes between the slot and a
+// The direct route of a compressed piece: the slot holds the stored file, and the GPU codes between the slot and a
 // window.
 //
 //	store:  pages --gather--> window --checksums, encode--> slot --checksums--> --cuFile--> payload of the temporary
 //	load:   piece --cuFile--> slot --checksums, decode--> window --checksums, then scatter--> pages
 
-// fillEncoded is fill for a piece that is compressed. It refuses the piece while the pages are still needed.
+// fillEncoded is fill for a compressed piece. It can refuse the piece only while the pages are still needed.
 func (w *slotWriter) fillEncoded() error {
 	put := w.task.chunk.Put
 	extents, most, head := w.plan.Extents(), put.FileBytes(), put.DataOffset()
@@ -331,7 +332,8 @@ func (w *slotWriter) fillEncoded() error {
 	return nil
 }
 
-// decodeSlot delivers what is stored in a slot. doubt is what the GPU found wrong, if anything.
+// decodeSlot decodes and delivers the piece in a slot. doubt says which bytes the GPU found wrong; it is nil if none
+// are.
 func (l *loading) decodeSlot(head *store.Head, slot *gds.DirectSlot) (doubt, err error) {
 	in := image{device: slot.Address + uint64(head.DataOffset)}
 	done := true

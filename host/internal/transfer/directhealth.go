@@ -11,11 +11,11 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// RouteChoice is how the pieces of one root move to and from one GPU.
+// RouteChoice is the route of the pieces between one root and one GPU.
 type RouteChoice struct {
 	Direct *gds.DirectRoute // nil: staged
-	Always bool             // tried for every piece, however often it fails, unless it hangs
-	Shared bool             // other hosts remove files of the root: none is kept registered
+	Always bool             // try the direct route for every piece, even after failures, unless it hangs
+	Shared bool             // other hosts remove files of the root, so no file stays registered
 	Via    string           // the path according to cuFile's statistics
 	Why    string           // the reason for the choice
 }
@@ -27,7 +27,7 @@ const (
 	longestSuspension = 10 * time.Minute
 )
 
-// gpuRoute is the choice for a GPU and a root, and its record. A direct route that fails repeatedly is suspended and
+// gpuRoute is the choice for a GPU and a root, and its history. A direct route that fails repeatedly is suspended and
 // probed later with one operation.
 type gpuRoute struct {
 	choice RouteChoice
@@ -42,16 +42,16 @@ type gpuRoute struct {
 	suspended, resumed, mismatched      atomic.Int64
 
 	mu         sync.Mutex
-	fails      int       // in a row
-	until      time.Time // when it may be probed; zero while it is active
+	fails      int       // failures in a row
+	until      time.Time // time of the next probe; zero while the route is active
 	suspension time.Duration
-	probing    bool // one operation is testing whether the route works again
+	probing    bool // a probe is running
 }
 
-// attempt is one operation's use of the direct route. One of succeeded, failed and skipped must follow. While the
-// route is suspended only the probe decides about it: an operation that started before proves nothing.
+// attempt is one operation's use of the direct route. It ends with one of succeeded, failed and skipped. Only the probe
+// resumes a suspended route: an operation that started before the suspension proves nothing.
 type attempt struct {
-	*gpuRoute // nil: the operation is not to use the direct route
+	*gpuRoute // nil: the operation does not use the direct route
 	probe     bool
 }
 
@@ -110,7 +110,7 @@ func (r *gpuRoute) forget(f staging.File) {
 	}
 }
 
-// skipped records that nothing was learned: the operation was not started, or was cancelled, for err.
+// skipped ends an attempt without a result: the operation was not started, or was cancelled, because of err.
 func (a attempt) skipped(err error) error {
 	if a.probe {
 		a.mu.Lock()
@@ -120,8 +120,8 @@ func (a attempt) skipped(err error) error {
 	return err
 }
 
-// failed records an operation that failed and is repeated on the staged route if possible. bad suspends the route at
-// once. A route that is always wanted is suspended only for an operation that hangs.
+// failed records a failed operation, which the staged route repeats if possible. With bad it suspends the route at
+// once. A route with Always is suspended only after an operation that hangs.
 func (a attempt) failed(kind *atomic.Int64, err error, bad bool) {
 	r := a.gpuRoute
 	kind.Add(1)

@@ -14,14 +14,14 @@ import (
 // Config sizes an engine.
 type Config struct {
 	Threads int // workers per device
-	// roots that hold pieces: with several, a root that hangs can take at most three quarters of the workers
+	// number of roots. With several, a root that hangs can take at most three quarters of the workers
 	Roots      int
-	SlotBytes  int   // of one staging slot: the largest single I/O; a multiple of 4096, at least MinSlotBytes
+	SlotBytes  int   // bytes of one staging slot, which is the largest single I/O; a multiple of 4096, at least MinSlotBytes
 	MaxStaging int64 // bytes of all slots together
-	// bytes of a page-cached file that are copied at a time to or from a GPU; 0: DefaultGPUCopyBytes
+	// size of one copy between a GPU and a file in the page cache, in bytes; 0: DefaultGPUCopyBytes
 	GPUCopyBytes int
 	ReadRatio    float64       // share of loads among the tasks started while both kinds wait
-	WriteQueue   time.Duration // a store that no worker has started after this is shed; 0: never
+	WriteQueue   time.Duration // longest wait of a store for a worker; then it is shed. 0: no limit
 	Log          *slog.Logger
 }
 
@@ -32,15 +32,15 @@ const MinSlotBytes = 1 << 20
 type Engine struct {
 	cfg       Config
 	slots     *staging.Slots
-	hungSlots atomic.Int64     // in use by abandoned system calls
+	hungSlots atomic.Int64     // slots in use by abandoned system calls
 	copiers   *staging.Workers // one per CPU: more would only compete for its cache
 	ctx       context.Context
 	stop      context.CancelFunc
 	stats     counters
 
-	gathers, scatters staging.Bandwidth // of plain pages of GPUs to and from slots
+	gathers, scatters staging.Bandwidth // speed of copies between a GPU's plain pages and slots
 
-	routes []route // in the order in which they are asked
+	routes []route // in the order of their turns
 	direct routeChoices
 
 	mu     sync.Mutex
@@ -49,7 +49,7 @@ type Engine struct {
 
 	trafficMu    sync.RWMutex
 	traffic      map[path]*traffic
-	expectations map[string]expectation // by root
+	expectations map[string]expectation // read speeds by root
 	buses        map[string]float64     // bytes per second by GPU
 }
 
@@ -74,7 +74,7 @@ type Queue struct {
 	engine  *Engine
 	device  string
 	workers *staging.Workers
-	scratch sync.Pool // of *scratch
+	scratch sync.Pool // holds *scratch
 }
 
 // scratch is the memory that a task needs besides its slot.
@@ -83,7 +83,7 @@ type scratch struct {
 	stored []pieceformat.Stored
 }
 
-// forStored is room for as many stored extents as the table has.
+// forStored returns room for as many stored extents as the table has.
 func (s *scratch) forStored() []pieceformat.Stored {
 	if cap(s.stored) < len(s.table) {
 		s.stored = make([]pieceformat.Stored, len(s.table))

@@ -6,7 +6,7 @@ import "errors"
 var (
 	// ErrCancelled is the error of a chunk when its job was cancelled before it was done.
 	ErrCancelled = errors.New("transfer: cancelled")
-	// ErrShed is the error of a chunk that was queued to be stored for too long.
+	// ErrShed is the error of a chunk that waited too long to be stored.
 	ErrShed = errors.New("transfer: waited too long to be stored")
 	// ErrClosed says that the engine is closed.
 	ErrClosed = errors.New("transfer: engine is closed")
@@ -16,7 +16,7 @@ var (
 	ErrRegion = errors.New("transfer: bad region")
 	// ErrGeometry says that a piece's plan does not have the geometry of the client's memory.
 	ErrGeometry = errors.New("transfer: piece and memory differ in geometry")
-	// ErrDamaged says that a piece file is not what its entry promises. The entry is dropped and the file
+	// ErrDamaged says that a piece file does not have the bytes of its entry. The entry is dropped and the file
 	// quarantined.
 	ErrDamaged = errors.New("transfer: damaged piece")
 	// ErrMemory says that client memory cannot be touched: its file has shrunk. The piece is kept.
@@ -25,7 +25,7 @@ var (
 	ErrDevice = errors.New("transfer: device memory")
 	// ErrProbe says why the direct route does not work between a GPU and a root.
 	ErrProbe = errors.New("transfer: the direct route does not work here")
-	// errNotHere says that a route does not take a piece; the next one is asked.
+	// errNotHere says that a route refuses a piece; the next route is asked.
 	errNotHere = errors.New("transfer: the piece takes another route")
 	// errPanicked is the error of a chunk when its task panicked. That is a bug; the log has its stack.
 	errPanicked = errors.New("transfer: internal error, see the log")

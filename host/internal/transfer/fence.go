@@ -18,7 +18,7 @@ type Outcome struct {
 	Failed []ChunkError
 }
 
-// fence is the state that a job's tasks share: who may touch the pages, and which chunks are settled.
+// fence is the state that a job's tasks share: whether a task may touch the pages, and which chunks are settled.
 //
 // A chunk is *settled* when its task will not touch the pages again, and *done* when its task has ended. The fence
 // closes when no task is inside and every chunk is settled; then onFence runs, once. onDone runs once, after onFence
@@ -32,8 +32,8 @@ type fence struct {
 	mu      sync.Mutex
 	shut    bool // no task may enter
 	closed  bool // the fence is closed: onFence has been called, or is being called
-	inside  int  // tasks that are in the pages
-	open    int  // chunks not settled
+	inside  int  // tasks that are touching pages
+	open    int  // chunks that are not settled
 	running int  // tasks that have not ended, plus one for onFence
 	chunks  []chunkState
 }

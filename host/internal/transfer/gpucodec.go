@@ -11,18 +11,18 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Extents of a GPU's pages are coded in the memory of a window's coder, so that only what is stored of them crosses the bus:
+// Extents of a GPU's pages are coded in the memory of a window's coder, so that only stored bytes cross the bus:
 //
 //	store:  pages --gather--> window --checksums, encode, checksums--> --copy engine--> slot --WriteAt--> temporary
 //	load:   piece --ReadAt--> slot --copy engine--> --checksums, decode, checksums--> window --scatter--> pages
 //
-// A window's extents are coded at a time. What the GPU does not code, because it has no coder or because that has just
-// failed, the processor does. Nothing has reached a page then, unless what did was right.
+// The extents of one window are coded at a time. If the GPU has no coder, or the coder has just failed, the processor
+// codes them. No wrong byte has reached a page then.
 //
-// The time of the codec that is counted is what a piece's way between pages and slot takes more than that of a plain one:
-// all of it where none was plain yet.
+// The counted time of the codec is the time of a piece between pages and slot, less that of a plain piece of the same
+// size. It is the whole time before the first plain piece.
 
-// beyond is the time of extents that the GPU codes, less what they would take as they are.
+// beyond returns the time of extents that the GPU codes, less the time that they would take plain.
 func beyond(plain *staging.Bandwidth, pages int64, took time.Duration) time.Duration {
 	if rate := plain.BytesPerSecond(); rate > 0 {
 		took -= time.Duration(float64(pages) / float64(rate) * float64(time.Second))
@@ -30,8 +30,8 @@ func beyond(plain *staging.Bandwidth, pages int64, took time.Duration) time.Dura
 	return max(took, 1)
 }
 
-// coded is the end of the extents from lo on, up to hi, that a coder takes at a time, in at most room page bytes, and the
-// payload offset of the window's first byte. It is lo if there is no coder.
+// coded returns the end of the extents from lo, at most to hi, that a coder codes at once within room page bytes, and
+// the payload offset of the window's first byte. The end is lo if there is no coder.
 func coded(m Memory, extents []kv.Extent, lo, hi int, room int64) (mid int, base int64) {
 	mid, base = lo, extents[lo].Off&^(pieceformat.Page-1)
 	f, ok := m.(flaggedMemory)
@@ -41,13 +41,13 @@ func coded(m Memory, extents []kv.Extent, lo, hi int, room int64) (mid int, base
 	return mid, base
 }
 
-// image is bytes of a file as they are stored: in a slot of the host's or, if that is nil, in device memory.
+// image is stored bytes of a file: in a slot of the host or, if that is nil, in device memory.
 type image struct {
 	host   []byte
 	device uint64
 }
 
-// part is the image's bytes [from, to).
+// part returns the image's bytes [from, to).
 func (i image) part(from, to int64) image {
 	if i.host == nil {
 		return image{device: i.device + uint64(from)}
@@ -55,11 +55,12 @@ func (i image) part(from, to int64) image {
 	return image{host: i.host[from:to]}
 }
 
-// elementOnGPU is the size that the GPU takes all values for. Two planes are decoded by twice as many threads as one, and
-// values of one byte gain as much: on an H200, 4 MiB of fp8 took 480 us instead of 870, with a ratio of 1.22 both times.
+// elementOnGPU is the element size in bytes that the GPU uses for all data types. Twice as many threads decode two
+// planes as one, and values of one byte gain as much: on an H200, 4 MiB of fp8 took 480 us instead of 870, with a ratio
+// of 1.22 both times.
 const elementOnGPU = 2
 
-// byGPU encodes extents from lo on into buf, up to hi. It is lo if the GPU does not do it.
+// byGPU encodes extents from lo into buf and returns the end of those. The end is lo if the GPU does not code them.
 func (c *compressedWriter) byGPU(lo int) (hi int, err error) {
 	if !hasCoder(c.task.memory) {
 		return lo, nil
@@ -88,8 +89,8 @@ func (c *compressedWriter) byGPU(lo int) (hi int, err error) {
 	return hi, nil
 }
 
-// encode has the GPU write extents [lo, hi) to an image, inside the fence, and returns the bytes there and the codec's time.
-// It refuses what the coder does not do: that is left to the processor.
+// encode has the GPU write extents [lo, hi) to an image, inside the fence, and returns the stored bytes and the codec's
+// time. It returns errNotHere if the coder did not code them: the processor does it then.
 func (w *pieceWriter) encode(
 	lo, hi int, base int64, to image, stored []pieceformat.Stored,
 ) (n int, took time.Duration, err error) {
@@ -101,8 +102,8 @@ func (w *pieceWriter) encode(
 	return n, took, refused(done, err)
 }
 
-// encode gathers the range's pages, writes what is stored of them to an image, without gaps, and their rows to stored. When
-// done, err is the result.
+// encode gathers the range's pages, writes their stored bytes to an image, without gaps, and their table rows to
+// stored. When done, err is the result.
 func (m flaggedMemory) encode(
 	r *ExtentRange, to image, stored []pieceformat.Stored,
 ) (n int, took time.Duration, done bool, err error) {
@@ -139,8 +140,8 @@ func (m flaggedMemory) encode(
 	return 0, took, done, err
 }
 
-// byGPU delivers extents from lo on, which are stored from base on in an image, up to mid, where the first that are not in
-// its reach begin. If it is not done, doubt is what the GPU found wrong, if anything, and nothing reached a page.
+// byGPU delivers extents [lo, mid), which are stored in an image from base on; mid is the first extent that it did not
+// reach. If it is not done, no byte reached a page, and doubt says which bytes the GPU found wrong, if any.
 func (r *pieceReader) byGPU(
 	head *store.Head, lo, hi int, in image, base int64,
 ) (mid int, done bool, doubt, err error) {
@@ -163,8 +164,8 @@ func (r *pieceReader) byGPU(
 	return mid, done, doubt, err
 }
 
-// decode brings the range's extents, which are stored in src, to the pages. When done, err is the result. Otherwise no
-// wrong byte reached a page, and doubt is what the GPU found wrong, if that is the reason.
+// decode decodes the range's extents from src to the pages. When done, err is the result. Otherwise no wrong byte
+// reached a page, and doubt says which bytes the GPU found wrong, if that is the reason.
 func (m flaggedMemory) decode(
 	r *ExtentRange, stored []pieceformat.Stored, src image,
 ) (took time.Duration, done bool, doubt, err error) {
@@ -210,12 +211,12 @@ func (m flaggedMemory) decode(
 	return took, doubt == nil, doubt, nil
 }
 
-// coderFailed is windowFailed for extents that the processor is to code.
+// coderFailed is windowFailed for a coder: the processor then codes the extents.
 func (m *DeviceMemory) coderFailed(lost, err error) (done bool, _ error) {
 	return m.failed(lost, err, m.gpu.CoderFailed)
 }
 
-// refused is the error of what the coder did not do: a piece that is not done is left to the processor.
+// refused returns errNotHere if the coder is not done: the processor then codes the piece.
 func refused(done bool, err error) error {
 	if err == nil && !done {
 		return errNotHere

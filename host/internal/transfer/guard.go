@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// A client's memory is a file that it shares. If the file shrinks, or the client takes pages out of it, touching the mapping
-// raises a SIGBUS. Guard turns that into an error of the access.
+// A client's memory is a file that it shares. If the file shrinks, or the client removes pages from it, an access to
+// the mapping raises a SIGBUS. Guard turns that into an error.
 
 // Guard runs fn, which touches the client memory in regions, and returns [ErrMemory] if that memory is gone. A fault at any
 // other address is a bug, and panics.

@@ -16,11 +16,11 @@ func (e *Engine) withSlot(fn func(slot []byte) error) (err error) {
 	return fn(slot.Bytes())
 }
 
-// release gives a slot back after its task has ended with err. An abandoned read or write still uses the slot's
-// memory, so that slot is given back when it ends. A root that hangs therefore holds slots for as
-// long as it hangs, at most one per worker, because no new operation starts on it.
+// release gives a slot back after its task has ended with err. An abandoned read or write still uses the slot's memory,
+// so the slot is given back at the end of that operation. A root that hangs therefore holds at most one slot per
+// worker, because no new operation starts on it.
 func (e *Engine) release(slot *staging.Slot, err error) {
-	if slot == nil { // the task needed none
+	if slot == nil { // the task needed no slot
 		return
 	}
 	var held staging.Held
@@ -37,8 +37,8 @@ func (e *Engine) release(slot *staging.Slot, err error) {
 	}()
 }
 
-// closeSlots unmaps the slots. Those that a hung system call still uses are unmapped when the call returns: that is the
-// storage's failure, not the engine's.
+// closeSlots unmaps the slots. A slot that a hung system call still uses is unmapped when the call returns, and is no
+// error of the engine.
 func (e *Engine) closeSlots() error {
 	hung := e.hungSlots.Load() // first, since a slot is released before it is subtracted here
 	err := e.slots.Close()

@@ -9,11 +9,11 @@ import (
 // Handle is a submitted job.
 type Handle struct {
 	fence   *fence
-	layered *layered // nil unless it is a layer-wise load
+	layered *layered // nil unless the job is a layer-wise load
 	begin   func()   // queues the job's tasks, once
 }
 
-// Begin starts a job that is held. It has no effect on other jobs, or when called again.
+// Begin starts a held job. It has no effect on other jobs, or when called again.
 func (h *Handle) Begin() {
 	if h.begin != nil {
 		h.begin()
@@ -29,7 +29,7 @@ func (h *Handle) Cancel() {
 	}
 }
 
-// Fenced is closed when nothing of the job can touch the client's pages any more.
+// Fenced is closed when no task of the job can touch the client's pages any more.
 func (h *Handle) Fenced() <-chan struct{} { return h.fence.fenced }
 
 // Load queues a job.

@@ -9,10 +9,9 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// layered is a layer-wise load. A step is a few layers, the first layer always alone; a task brings one step of one
-// chunk. Tasks are queued step by step, and a step is queued only when an earlier step, width before it, has landed.
-// So enough tasks are queued to keep every worker busy, and few enough that another load's first layer is not
-// delayed by all of this load.
+// layered is a layer-wise load. A step is a few layers, the first layer always alone, and a task loads one step of one
+// chunk. Tasks are queued step by step: step i is queued when step i-width has landed. Enough tasks are then queued to
+// keep every worker busy, and few enough that another load's first layer does not wait for all of this load.
 type layered struct {
 	queue *Queue
 	fence *fence
@@ -22,13 +21,13 @@ type layered struct {
 	width int   // steps that may be in flight
 
 	mu         sync.Mutex
-	taken      int  // tasks started: they start in the order in which they were queued
+	taken      int  // tasks started, in the order of the queue
 	begun      int  // steps queued
 	landed     int  // steps reported
-	begins     bool // the load is not held any more
+	begins     bool // Begin was called
 	submitting bool
 	reporting  bool
-	steps      []layerStep // by part
+	steps      []layerStep // one for each of parts
 	chunks     []layerChunk
 	runs       map[*kv.Plan][][]run
 	lane       string // the first chunk's root: most of a prefix is in one root
@@ -40,15 +39,15 @@ type layerStep struct {
 }
 
 type layerChunk struct {
-	opening sync.Mutex // held while the file is opened or closed, and the head is read
+	opening sync.Mutex // held while the file is opened or closed, and while the head is read
 	piece   *store.Piece
 	span    span
 	head    *store.Head
-	source  source // of the route that opened the piece
-	failed  error  // why there is no head
-	users   int    // tasks that read the piece
-	open    bool   // the piece's file is
-	kept    bool   // it stays open until the last step
+	source  source // the piece, as its route opened it; nil before
+	failed  error  // the error of opening the piece; nil if there was none
+	users   int    // tasks that are reading the piece
+	open    bool   // the piece's file is open
+	kept    bool   // the file stays open until the last step
 
 	// layered.mu guards these.
 	left int // tasks that have not ended
@@ -89,8 +88,8 @@ func (l *layered) begin() {
 	l.submitDue()
 }
 
-// due reports whether another step may start. After a cancel all may: their tasks notice it and end. The caller
-// holds mu.
+// due reports whether another step may start. After a cancel every step may, since its tasks notice the cancel and end.
+// The caller holds mu.
 func (l *layered) due() bool {
 	switch {
 	case !l.begins || l.begun == len(l.steps):
@@ -123,7 +122,7 @@ func (l *layered) submitDue() {
 	l.submitting = false
 }
 
-// layerTask is one step of one chunk.
+// layerTask loads one step of one chunk.
 type layerTask struct {
 	*layered
 	step, index int
@@ -150,9 +149,9 @@ func (l *layered) run() {
 	l.queue.engine.runLoad(l.spec, t)
 }
 
-// read brings the step's bytes of the chunk and returns the copy of the last of them.
+// read loads the step's bytes of the chunk, and returns the copy of the last of them as a function.
 func (t *layerTask) read() (last func() error, err error) {
-	switch { // the disk can be spared
+	switch { // no read is needed
 	case t.fence.isShut():
 		return nil, ErrCancelled
 	case t.queue.engine.ctx.Err() != nil:
@@ -164,7 +163,7 @@ func (t *layerTask) read() (last func() error, err error) {
 	return t.loading.deliver()
 }
 
-// open opens the piece, unless another step has.
+// open opens the piece, unless another step has opened it.
 func (t *layerTask) open() (err error) {
 	c, l := t.chunk, &t.loading
 	c.opening.Lock()
@@ -207,7 +206,7 @@ func (t *layerTask) rest() {
 	}
 }
 
-// end records the task's result, reports the layers that it completed, and submits what is now due.
+// end records the task's result, reports the layers that it completed, and submits the steps that are now due.
 func (t *layerTask) end(err error) {
 	t.queue.engine.release(t.loading.held, err)
 	l, c := t.layered, t.chunk
@@ -284,7 +283,7 @@ func (l *layered) notify(step int, failed []int) {
 	}
 }
 
-// runsOf returns where the steps' layers are under a plan.
+// runsOf returns the runs of extents of each step under a plan.
 func (l *layered) runsOf(p *kv.Plan) [][]run {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 // Layers makes a load layer-wise: the geometry's first layer of all chunks is read before the second of any, and so on. A
 // model's forward pass can start with its first layer while the others are being read.
 //
-// Later layers may be read several at a time; each is reported all the same.
+// Later layers may be read several at a time, and each is still reported.
 //
 // The layout decides where a layer is in a file. If it keeps a layer's pages together, as the built-in one does,
 // each chunk and layer costs one read; otherwise it costs more reads.
@@ -32,7 +32,7 @@ func LayersOf(g kv.Geometry) (list []uint32) {
 // run is a range [lo, hi) of a plan's extents, or of an order's layers.
 type run struct{ lo, hi int }
 
-// mostTogether bounds the layers of one step: a consumer of the first of them waits for the last.
+// mostTogether bounds the layers of one step, since a consumer of its first layer waits for the last.
 const mostTogether = 8
 
 // partsOf divides an order into steps. The first layer is alone, since the consumer waits for it. A later step has

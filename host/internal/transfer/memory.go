@@ -16,7 +16,7 @@ type Memory interface {
 	Geometry() kv.Geometry
 	// Blocks returns the number of blocks: ids are below it.
 	Blocks() uint32
-	// ChunkBlocks returns how many of them a chunk has: each holds as many of its pages.
+	// ChunkBlocks returns the number of blocks of a chunk. Each holds an equal number of the chunk's pages.
 	ChunkBlocks() int
 	// Gather copies extents from pages to dst and writes their checksums to the range's table.
 	Gather(r ExtentRange, dst []byte) error
@@ -25,14 +25,14 @@ type Memory interface {
 	Scatter(r ExtentRange, src []byte) error
 }
 
-// ExtentRange is extents [Lo, Hi) of one chunk on their way between its pages and a buffer.
+// ExtentRange is extents [Lo, Hi) of one chunk, to be copied between its pages and a buffer.
 type ExtentRange struct {
 	Plan   *kv.Plan
 	Lo, Hi int
-	Unit   int      // of the memory
+	Unit   int      // unit of the memory
 	Blocks []uint32 // the client's block ids, in the chunk's order
 	Base   int64    // payload offset of the buffer's first byte
-	Table  []uint64 // checksums by extent of the plan
+	Table  []uint64 // checksums, by extent of the plan
 }
 
 func end(e kv.Extent) int64 { return e.Off + int64(e.Len) }
@@ -46,17 +46,17 @@ func (r *ExtentRange) verify(buf []byte) error {
 	return kv.VerifyExtents(r.Plan, r.Lo, r.Hi, buf, r.Base, r.Table)
 }
 
-// Grid is where the pages of one plane are in a memory: page i of block b is at Offset+b*Stride+i*PageStride.
+// Grid is the place of one plane's pages in a memory: page i of block b is at Offset+b*Stride+i*PageStride.
 type Grid struct {
 	Offset     int64
 	Stride     int64
 	Blocks     uint32
-	Pages      uint32 // of a block; 0 means 1
-	PageStride int64  // where a block has several
+	Pages      uint32 // pages of a block; 0 means 1
+	PageStride int64  // distance of a block's pages in bytes; unused if a block has one
 }
 
-// blockBytes is what a block's pages take from the first one's begin to the last one's end. It is negative where that overflows, and
-// where pages overlap.
+// blockBytes returns the bytes from the start of a block's first page to the end of its last. It is negative if that
+// overflows or pages overlap.
 func (g *Grid) blockBytes(page int64) int64 {
 	more := int64(max(1, g.Pages) - 1)
 	if more > 0 && (g.PageStride < page || g.PageStride > math.MaxInt64/2/more) {
@@ -65,7 +65,8 @@ func (g *Grid) blockBytes(page int64) int64 {
 	return more*g.PageStride + page
 }
 
-// Check says what is wrong with a grid of pages of so many bytes in a memory of size bytes, for any input.
+// Check returns an error if a grid with pages of the given bytes does not fit a memory of size bytes. Any input is
+// allowed.
 func (g *Grid) Check(page, size int64) error {
 	block := g.blockBytes(page)
 	switch {
@@ -84,13 +85,14 @@ func (g *Grid) Check(page, size int64) error {
 // shape is the part of a memory that is the same on hosts and devices.
 type shape struct {
 	geometry kv.Geometry
-	grids    []Grid // by unit and plane
+	grids    []Grid // by unit, then plane
 	blocks   uint32
-	pages    uint32 // of a block
-	joined   uint32 // so many pages of a block are side by side: all of them, or 1
+	pages    uint32 // pages of a block
+	joined   uint32 // adjacent pages of a block: all of them, or 1
 }
 
-// newShape checks that grids, for each unit one per plane of g in its order, hold their pages in memory of so many bytes each.
+// newShape checks that the grids hold their pages; grid i lies in a memory of size(i) bytes. There is one grid per
+// plane of g, in its order, for each unit.
 func newShape(g kv.Geometry, grids []Grid, size func(i int) int64) (shape, error) {
 	if err := g.Validate(); err != nil {
 		return shape{}, err
@@ -129,10 +131,11 @@ func (s *shape) Blocks() uint32 { return s.blocks }
 // ChunkBlocks returns how many blocks a chunk has.
 func (s *shape) ChunkBlocks() int { return int(s.geometry.Blocks / s.pages) }
 
-// spans are the bytes of extents [lo, hi) of a range, the pages of a block in one where they are side by side.
+// spans returns the spans of extents [lo, hi) of a range. Adjacent pages of a block are one span.
 func (s *shape) spans(r *ExtentRange, lo, hi int) kv.Cursor { return r.Plan.Spans(lo, hi, s.joined) }
 
-// find returns where a span is: in which region, and from which of its bytes on. It is false for a block that is not wanted.
+// find returns the region of a span and the span's offset in it. wanted is false if the span's block is not to be
+// copied.
 func (s *shape) find(r *ExtentRange, span *kv.Span) (region int, at int64, wanted bool) {
 	block, page := span.Block, uint32(0)
 	if s.pages > 1 {
@@ -156,10 +159,11 @@ type HostRegion struct {
 // HostMemory is [Memory] in this process' address space: a client's shared memory, mapped here.
 type HostMemory struct {
 	shape
-	data [][]byte // of the grids
+	data [][]byte // memory, by grid
 }
 
-// NewHostMemory checks that regions, for each unit one per plane of g in its order, hold their pages.
+// NewHostMemory checks that the regions hold their pages. There is one region per plane of g, in its order, for each
+// unit.
 func NewHostMemory(g kv.Geometry, regions []HostRegion) (*HostMemory, error) {
 	m := &HostMemory{}
 	grids := make([]Grid, len(regions))
@@ -171,7 +175,7 @@ func NewHostMemory(g kv.Geometry, regions []HostRegion) (*HostMemory, error) {
 	return m, err
 }
 
-// bytes are those of a span, none if its block is not wanted.
+// bytes returns the memory of a span; nil if its block is not to be copied.
 func (m *HostMemory) bytes(r *ExtentRange, span *kv.Span) []byte {
 	region, at, wanted := m.find(r, span)
 	if !wanted {

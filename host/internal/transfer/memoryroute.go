@@ -10,21 +10,22 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// memoryRoute takes a piece when its file is memory of this process, page-locked where there is a GPU. Pages are gathered into
-// the file and scattered from it. No slot and no read or write is between them. Compressed pieces are refused unless the pages
+// memoryRoute moves pieces whose files are memory of this process, page-locked if there is a GPU. It gathers pages into
+// the file and scatters them from it, without a slot, a read or a write. It refuses compressed pieces unless the pages
 // are on a GPU that codes them.
 //
 //	store:  pages --gather+checksum--> file
 //	load:   file --verify, then scatter--> pages
 //
-// A file has one segment of memory, or a few. An extent that crosses from one to the next goes through a slot. A file that
-// is compressed into has room for the piece as it is, and gives back the memory that remains.
+// A file has one segment of memory, or a few. An extent that crosses into the next segment goes through a slot. A file
+// for a compressed piece has room for the plain piece, and gives back the rest of its memory.
 type memoryRoute struct{}
 
 // inMemory is the memory of a file.
 type inMemory struct{ staging.Segments }
 
-// memoryOf returns the memory of a file of so many bytes. It refuses one that is elsewhere, or has its head in pieces.
+// memoryOf returns the memory of a file of size bytes. It refuses a file that has no memory, or a head that crosses
+// segments.
 func memoryOf(f staging.File, size, head int64) (inMemory, error) {
 	segments, err := staging.MemoryOf(f, size)
 	if err == nil && (len(segments) == 0 || int64(len(segments[0])) < head) {
@@ -33,8 +34,8 @@ func memoryOf(f staging.File, size, head int64) (inMemory, error) {
 	return inMemory{segments}, err
 }
 
-// parts calls move for extents [lo, hi) in parts: each is the memory of some extents, and base the payload's
-// offset of its first byte. Extents that cross from one segment to the next are left to cross, one at a time.
+// parts calls move for each run of extents in [lo, hi) that lies in one segment, with the memory of the run and base,
+// the payload offset of its first byte. It calls cross for each extent that crosses segments.
 func (s inMemory) parts(head *store.Head, lo, hi int, most int64,
 	move func(lo, hi int, mem []byte, base int64) error, cross func(x int) error) error {
 	extents := head.Plan.Extents()
@@ -64,7 +65,7 @@ func (s inMemory) parts(head *store.Head, lo, hi int, most int64,
 func (memoryRoute) load(l *loading) error {
 	size := l.piece.Size()
 	if size%4096 != 0 || size < 4096 {
-		return errNotHere // left to the staged route to reject
+		return errNotHere // the staged route rejects it
 	}
 	memory, err := memoryOf(l.piece.File(), size, 4096)
 	if err != nil {
@@ -75,7 +76,7 @@ func (memoryRoute) load(l *loading) error {
 	switch {
 	case err != nil:
 		return err
-	case head.Table == nil, head.Compressed && !hasCoder(l.memory): // the memory of its head is in pieces, or it needs a slot
+	case head.Table == nil, head.Compressed && !hasCoder(l.memory): // the head crosses segments, or the piece needs a slot
 		return errNotHere
 	case !head.Compressed && head.DataOffset+head.Plan.PayloadBytes() > size:
 		return fmt.Errorf("%w: %s ends before its payload does", ErrDamaged, l.piece.File().Name())
@@ -85,7 +86,7 @@ func (memoryRoute) load(l *loading) error {
 	return nil
 }
 
-// bring verifies and scatters extents [lo, hi).
+// bring implements [source]: it verifies and scatters extents [lo, hi).
 func (s inMemory) bring(r *pieceReader, head *store.Head, lo, hi int) (last func() error, err error) {
 	if head.Compressed {
 		return nil, s.decode(r, head, lo, hi)
@@ -108,7 +109,7 @@ func (s inMemory) bring(r *pieceReader, head *store.Head, lo, hi int) (last func
 	return nil, s.parts(head, lo, hi, r.engine.memoryPart(r.memory), move, cross)
 }
 
-// decode brings extents [lo, hi) of a compressed piece from where they are stored.
+// decode decodes extents [lo, hi) of a compressed piece from the file's memory to the pages.
 func (s inMemory) decode(r *pieceReader, head *store.Head, lo, hi int) error {
 	for lo < hi {
 		at := head.Offsets[lo]
@@ -117,7 +118,7 @@ func (s inMemory) decode(r *pieceReader, head *store.Head, lo, hi int) error {
 		for mid < hi && head.Offsets[mid+1]-at <= int64(len(mem)) {
 			mid++
 		}
-		if mid == lo { // it crosses
+		if mid == lo { // the extent crosses segments
 			if err := r.useSlot(); err != nil {
 				return err
 			}
@@ -138,7 +139,7 @@ func (s inMemory) decode(r *pieceReader, head *store.Head, lo, hi int) error {
 	return nil
 }
 
-// useSlot takes a slot for what the file's memory is not used for.
+// useSlot takes a slot for extents that the file's memory cannot be used for.
 func (r *pieceReader) useSlot() error {
 	if r.slot == nil {
 		if err := r.acquire(); err != nil {
@@ -195,7 +196,7 @@ func (memoryRoute) store(t *storeTask, f staging.File) error {
 	return nil
 }
 
-// encodeInto has the GPU write the piece's extents to the file's memory as they are stored. It refuses the piece while the
+// encodeInto has the GPU write the piece's stored extents to the file's memory. It can refuse the piece only while the
 // pages are still needed, and leaves an empty file then.
 func (w *pieceWriter) encodeInto(s inMemory, stored []pieceformat.Stored) (err error) {
 	put, e := w.task.chunk.Put, w.task.queue.engine
@@ -222,7 +223,7 @@ func (w *pieceWriter) encodeInto(s inMemory, stored []pieceformat.Stored) (err e
 		mem := s.From(at)
 		if mid, _ := fitting(extents, lo, lo+1, mem); mid > lo {
 			n, hi, err = encode(mem, lo, len(extents))
-		} else { // it may cross
+		} else { // the extent may cross segments
 			err = e.withSlot(func(slot []byte) (err error) {
 				if n, hi, err = encode(slot, lo, lo+1); err == nil {
 					s.Write(slot[:n], at)

@@ -55,7 +55,7 @@ func (e *Engine) Queue(device string) (*Queue, error) {
 	return q, nil
 }
 
-// Close fails what is queued with ErrClosed, waits for running tasks, and frees the slots.
+// Close fails queued jobs with ErrClosed, waits for running tasks, and frees the slots.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	if e.closed {
@@ -73,8 +73,7 @@ func (e *Engine) Close() error {
 	return e.closeSlots()
 }
 
-// SetRoute sets how the pieces of a root, named by its directory, move to and from a GPU. Without it they are
-// staged.
+// SetRoute sets the route between a GPU and a root, which is named by its directory. Without it pieces are staged.
 func (e *Engine) SetRoute(g *gds.GPU, root string, c RouteChoice) {
 	e.direct.mu.Lock()
 	defer e.direct.mu.Unlock()

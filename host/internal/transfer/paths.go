@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// Paths collects which roots and routes the pieces of a job took. A job without one does without.
+// Paths collects the roots and routes of a job's pieces. A nil Paths collects nothing.
 type Paths struct {
 	mu   sync.Mutex
 	list []PathUse
 }
 
-// PathUse is what pieces of a job moved between the client's memory and a root by a route.
+// PathUse is the pieces of a job that one route moved between the client's memory and one root.
 type PathUse struct {
 	Root, Route    string
 	Pieces, Failed int
-	Bytes          int64     // of files, of the pieces that did not fail
-	Began, Ended   time.Time // of the first piece, and of the last
+	Bytes          int64     // bytes of the files of pieces that did not fail
+	Began, Ended   time.Time // start of the first piece, end of the last
 }
 
 // add records the end of a piece.
@@ -43,7 +43,7 @@ func (p *Paths) add(root, route string, began, now time.Time, bytes int64, err e
 	}
 }
 
-// List is what was collected. The list is the caller's.
+// List returns the collected uses. The list is the caller's.
 func (p *Paths) List() []PathUse {
 	if p == nil {
 		return nil

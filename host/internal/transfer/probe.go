@@ -23,13 +23,13 @@ type ProbeRequest struct {
 	Bytes  int64         // most bytes of all files while the probe runs
 	Always bool          // choose the direct route if it works at all
 
-	now func() time.Time // of a test; time.Now without it
+	now func() time.Time // the clock of a test; nil: time.Now
 }
 
 // Speed is a route's throughput in bytes per second.
 type Speed struct{ Write, Read float64 }
 
-// cost is the time of a byte that is written once and read twice.
+// cost is the time in seconds of a byte that is written once and read twice.
 func (s Speed) cost() float64 { return 1/s.Write + 2/s.Read }
 
 func (s Speed) String() string {
@@ -39,11 +39,11 @@ func (s Speed) String() string {
 const (
 	probeFiles  = 4
 	probeMost   = 16 << 20 // most bytes of one file
-	probeRounds = 2        // the faster counts: the first of a process is slow
+	probeRounds = 2        // the fastest counts: the first of a process is slow
 )
 
-// What a route must save to be preferred. Where cuFile itself copies through host memory it uses as much CPU as the
-// staged route, which then is preferred at equal speed.
+// A route must save this share of the cost to be preferred. If cuFile itself copies through host memory, it uses as
+// much CPU as the staged route, which is then preferred at equal speed.
 const (
 	compatMargin = 1.05
 	realMargin   = 0.95
@@ -105,7 +105,7 @@ func (p *probe) open() error {
 		slot, err := p.Direct.Acquire(p.size, staging.Align, extents)
 		if err != nil {
 			if i > 0 {
-				break // fewer files will do
+				break // fewer files are enough
 			}
 			return fmt.Errorf("%w: %w", ErrProbe, err)
 		}

@@ -5,16 +5,17 @@ import (
 	"time"
 )
 
-// queueTimeout sheds the chunks of a store that no worker has started within a limit. A queued store holds the
-// client's blocks and helps no request yet: one chunk less in the cache is better than blocks that an engine cannot use.
-// Loads are never shed, since a request waits for them.
+// queueTimeout sheds the chunks of a store that no worker has started within a limit. A queued store holds the client's
+// blocks and helps no request yet, so a chunk less in the cache is better than blocks that an engine cannot use. Loads
+// are never shed, since a request waits for them.
 type queueTimeout struct {
 	claimed []atomic.Bool // by chunk: a worker has started it, or it was shed
 	left    atomic.Int64
 	timer   *time.Timer // nil: no limit
 }
 
-// newQueueTimeout calls shed for every chunk that has not started after limit; 0 is no limit.
+// newQueueTimeout starts a timer that calls shed for every chunk that has not started after limit. A limit of 0 is
+// none.
 func newQueueTimeout(chunks int, limit time.Duration, shed func(i int)) *queueTimeout {
 	t := &queueTimeout{claimed: make([]atomic.Bool, chunks)}
 	t.left.Store(int64(chunks))
@@ -26,7 +27,7 @@ func newQueueTimeout(chunks int, limit time.Duration, shed func(i int)) *queueTi
 				}
 			}
 		})
-		t.timer.Reset(limit) // only now: the function uses the field
+		t.timer.Reset(limit) // armed only now, since the function uses the field
 	}
 	return t
 }

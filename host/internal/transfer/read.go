@@ -13,31 +13,32 @@ import (
 
 // LoadJob reads leased chunks back.
 type LoadJob struct {
-	Tenant uint32 // whose turn it is when a worker is free
+	Tenant uint32 // tenants take turns for workers
 	Lease  *store.Lease
-	Rank   uint32 // the piece of the memory's first unit; those of the others follow it
+	Rank   uint32 // rank of the piece of the memory's first unit; those of its other units follow
 	Memory Memory
 	Chunks []LoadChunk
 	// Held keeps the load from starting before Handle.Begin is called.
 	Held bool
 	// Layers makes the load layer-wise. Optional.
 	Layers *Layers
-	// Files is asked for each file that a layer-wise load would keep open between its steps; else it is opened again. Optional.
+	// Files decides about each file that a layer-wise load would keep open between its steps. A file that is not kept
+	// is opened again. Optional.
 	Files interface {
 		Keep() bool
-		Gone() // a file that was kept
+		Gone() // ends a kept file
 	}
 	// Done runs once. Every chunk that was not delivered and verified in full is in Failed.
 	Done func(Outcome)
-	// Paths collects where the pieces came from. Optional.
+	// Paths collects the roots and routes of the pieces. Optional.
 	Paths *Paths
 }
 
 // LoadChunk is one entry of the lease and the blocks that it fills.
 type LoadChunk struct {
-	Index  int      // within the lease
+	Index  int      // entry's index in the lease
 	Unit   int      // of the memory
-	Blocks []uint32 // the client's block ids, in the chunk's order; abi.None for one that is not wanted
+	Blocks []uint32 // the client's block ids, in the chunk's order; abi.None for a block that is not to be copied
 }
 
 // open opens the piece of a chunk.
@@ -86,12 +87,12 @@ func (e *Engine) runLoad(l *LoadJob, t interface {
 	}
 }
 
-// read brings the piece to the pages, but for what last does.
+// read delivers the piece to the pages, except for the copy that last makes.
 func (t *loadTask) read() (last func() error, err error) {
 	if err := checkBlocks(t.memory, t.ids, true); err != nil {
 		return nil, err
 	}
-	if t.fence.isShut() { // cancelled while queued: spare the disk
+	if t.fence.isShut() { // cancelled while queued: no read is needed
 		return nil, ErrCancelled
 	}
 	if t.piece, err = t.spec.open(t.index); err != nil {
@@ -130,8 +131,8 @@ func (e *Engine) closePiece(on *span, p *store.Piece, err error) {
 	}
 }
 
-// reportDamage makes the store drop an entry with a piece that could not be read: an entry that failed once must not be
-// promised again. Errors of the client, its memory, its GPU or a closing engine say nothing about the piece.
+// reportDamage makes the store drop the entry of a piece that could not be read, so that a failed entry is not promised
+// again. Errors of the client, its memory, its GPU or a closing engine say nothing about the piece.
 func reportDamage(p *store.Piece, err error) {
 	if p == nil {
 		return
@@ -155,28 +156,29 @@ func (f *fence) endLoad(i int, m Memory, err error) {
 	f.taskDone()
 }
 
-// loading is a load of one piece, or of its part in one step of a layer-wise load.
+// loading is the load of one piece, or of its part in one step of a layer-wise load.
 type loading struct {
 	pieceReader
 	parts parted // nil: the whole piece
 	all   [1]run
-	span  *span // of the piece
+	span  *span // measures the piece
 
-	// A route sets these when it takes the piece, and verdict when it refuses a whole one for its bytes.
+	// A route sets head, source, done and last when it takes the piece. It sets verdict when it refuses a whole piece
+	// because of wrong bytes.
 	head    *store.Head
 	source  source
-	done    int          // the extents below are delivered
-	last    func() error // but for what this does. Optional
-	verdict func(error)  // is called with the outcome. Optional
+	done    int          // extents below this are delivered, except for the copy that last makes
+	last    func() error // optional
+	verdict func(error)  // gets the outcome of the routes asked next; optional
 }
 
-// parted is a load of a part of a piece.
+// parted is a load that delivers a part of a piece.
 type parted interface {
-	// partOf is the extents of a plan that are wanted.
+	// partOf returns the extents of a plan to deliver.
 	partOf(p *kv.Plan) []run
 }
 
-// runs are the extents that are wanted, of a plan.
+// runs returns the extents of a plan to deliver.
 func (l *loading) runs(p *kv.Plan) []run {
 	if l.parts != nil {
 		return l.parts.partOf(p)
@@ -195,9 +197,9 @@ func (l *loading) open() (err error) {
 	return err
 }
 
-// deliver brings the other extents. If they came from a device, the copy of the last is returned for the engine's copiers, so
-// that this worker can start the next read and the device always has as many requests as there are workers. Bytes from the
-// page cache are in this CPU's cache, and are copied here.
+// deliver delivers the remaining extents. If they came from a device, the last copy is returned for the engine's
+// copiers: this worker can then start the next read, and the device always has as many requests as there are workers.
+// Bytes from the page cache are in this CPU's cache, and are copied here.
 func (l *loading) deliver() (last func() error, err error) {
 	last = l.last
 	for _, run := range l.runs(l.head.Plan) {
@@ -229,7 +231,7 @@ type pieceReader struct {
 	unit   int
 	ids    []uint32
 
-	held  *staging.Slot // until the task ends; nil if the route needs none
+	held  *staging.Slot // held until the task ends; nil if the route needs no slot
 	slot  []byte
 	buf   []byte // the part of the slot in use
 	pages []byte // the part for page bytes of a compressed piece
@@ -279,7 +281,7 @@ func (r *pieceReader) begin(first int64) (head *store.Head, have int64, err erro
 	return head, have, nil
 }
 
-// judge says whether a head that was verified, or the error of that, is of a piece for the memory.
+// judge returns a verified head if its piece fits the memory, else an error. err is the error of the verification.
 func (r *pieceReader) judge(head *store.Head, err error) (*store.Head, error) {
 	switch {
 	case err != nil:
@@ -290,7 +292,7 @@ func (r *pieceReader) judge(head *store.Head, err error) (*store.Head, error) {
 	return head, nil
 }
 
-// fill reads from file offset off to buf[at:], as much as there is room for.
+// fill reads from file offset off into buf[at:] until the buffer is full or size bytes are read.
 func (r *pieceReader) fill(at, off, size int64) (int64, error) {
 	want := min(int64(len(r.buf))-at, size-off)
 	if want <= 0 {

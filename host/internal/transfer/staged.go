@@ -5,7 +5,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// stagedRoute takes every piece, and moves it through slots of this process's memory as the package's comment shows.
+// stagedRoute takes every piece, and moves it through slots of this process's memory; see the package comment.
 type stagedRoute struct{}
 
 func (stagedRoute) store(t *storeTask, f staging.File) error {
@@ -27,7 +27,7 @@ func (stagedRoute) store(t *storeTask, f staging.File) error {
 	})
 }
 
-// load reads the head, with the first extents that are wanted if they follow it directly.
+// load reads the head, and the first extents to deliver if they follow it directly.
 func (stagedRoute) load(l *loading) error {
 	l.span.setRoute(byStaging)
 	if err := l.acquire(); err != nil {
@@ -78,7 +78,7 @@ func (r *pieceReader) acquire() (err error) {
 		return ErrClosed
 	}
 	r.slot = r.held.Bytes()
-	if r.fence.isShut() { // it may have waited
+	if r.fence.isShut() { // the job may have been cancelled while this waited
 		return ErrCancelled
 	}
 	return nil

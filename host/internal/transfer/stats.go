@@ -11,7 +11,7 @@ import (
 // Stats are an engine's counters since it was made. Bytes are file bytes.
 type Stats struct {
 	StoredFiles, StoredBytes, StoreErrors int64
-	StoresShed                            int64 // pieces that were queued too long
+	StoresShed                            int64 // pieces that waited too long for a worker
 	LoadedFiles, LoadedBytes, LoadErrors  int64
 	SlotsInUse, Slots                     int
 }
@@ -39,7 +39,7 @@ func (e *Engine) Traffic() (list []Traffic) {
 	return list
 }
 
-// QueueStats counts what is queued and running on a device's queue.
+// QueueStats counts the queued and running tasks of a device.
 type QueueStats struct {
 	Device string
 	staging.WorkersStats
@@ -58,19 +58,19 @@ func (e *Engine) Queues() (list []QueueStats) {
 // RouteStats is one route's state and counters.
 type RouteStats struct {
 	GPU, Root            string
-	Route                string // "direct" or "staged", now
+	Route                string // "direct" or "staged": the present route
 	Via, Why             string
-	Stores, Loads, Bytes int64           // by the direct route; bytes of files
-	StoreFallbacks       int64           // stores that failed on it and were staged
-	LoadFallbacks        int64           // loads that failed on it and were staged
+	Stores, Loads, Bytes int64           // moved by the direct route; Bytes are file bytes
+	StoreFallbacks       int64           // failed stores that were staged
+	LoadFallbacks        int64           // failed loads that were staged
 	StoresHung           int64           // stores that failed because cuFile hung
-	Hung                 int             // abandoned operations of the GPU that have not returned
+	Hung                 int             // abandoned operations shared by all roots of the GPU that have not returned
 	Full                 int64           // operations that found no slot and were staged
-	Mismatched           int64           // loads with bytes that were wrong by the direct route only
+	Mismatched           int64           // loads with wrong bytes by the direct route only
 	Suspended, Resumed   int64           // times that the route was suspended, and resumed
-	SlotsInUse           int             // of the GPU
-	SlotBytes            int64           // of the GPU
-	Handles              gds.HandleStats // of the GPU
+	SlotsInUse           int             // shared by all roots of the GPU
+	SlotBytes            int64           // shared by all roots of the GPU
+	Handles              gds.HandleStats // shared by all roots of the GPU
 }
 
 // Routes returns the state and counters of all routes, by GPU and root.
@@ -78,7 +78,7 @@ func (e *Engine) Routes() []RouteStats {
 	e.direct.mu.RLock()
 	defer e.direct.mu.RUnlock()
 	var out []RouteStats
-	direct := map[string]*gds.DirectRoute{} // by GPU: all direct routes of a GPU are the same
+	direct := map[string]*gds.DirectRoute{} // by GPU, since all roots of a GPU share its direct route
 	for _, r := range e.direct.chosen {
 		if r.choice.Direct != nil {
 			direct[r.gpu] = r.choice.Direct

@@ -9,9 +9,9 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// LoadTime estimates how long a load of what was found in some places would take if it were queued now, at the throughput measured
-// from each root to the queue's device and behind the loads that are queued already. piece is the size of one piece. 0 means that
-// nothing has been loaded that way yet.
+// LoadTime estimates the duration of a load from some places, queued now behind the queued loads, by the measured
+// throughput from each root to the queue's device. piece is the size of one piece in bytes. The result is 0 if no
+// throughput was measured yet.
 func (q *Queue) LoadTime(places []store.Place, piece int64) (longest time.Duration) {
 	waiting := q.workers.Stats().Lanes
 	for _, at := range places {
@@ -30,7 +30,8 @@ func (q *Queue) LoadTime(places []store.Place, piece int64) (longest time.Durati
 	return longest
 }
 
-// throughputOf returns the pieces that a load waits for, those in flight too, and how fast they come from a root.
+// throughputOf returns the number of pieces that a load waits for, those in flight included, and a root's bytes per
+// second.
 func (q *Queue) throughputOf(root string, pieces float64) (all, perSecond float64) {
 	expected := q.expected(root)
 	e := q.engine
@@ -46,21 +47,23 @@ func (q *Queue) throughputOf(root string, pieces float64) (all, perSecond float6
 	return pieces, t.rate.of(pieces, expected)
 }
 
-// expectation is how many bytes per second are read from a root.
+// expectation is the measured read speed of a root.
 type expectation struct {
 	perSecond float64
-	memory    bool // a GPU copies from it as fast as its bus is
+	memory    bool // the root is memory: a GPU copies from it at the speed of its bus
 }
 
-// Expect tells how many bytes per second are read from a root, for estimates of loads before there were any, and whether it is memory.
+// Expect sets the read speed of a root in bytes per second, for estimates before the first load, and whether the root
+// is memory.
 func (e *Engine) Expect(root string, perSecond float64, memory bool) {
 	e.trafficMu.Lock()
 	defer e.trafficMu.Unlock()
 	e.expectations[root] = expectation{perSecond, memory}
 }
 
-// expected is how many bytes per second a load gets from a root before there were any. All GPUs share the root, as the ranks of an engine
-// load at the same time, but each has a bus of its own. The queue of host memory is there with GPUs, too, where an engine's scheduler is.
+// expected returns the bytes per second of a load from a root before its first load. All GPUs share the root's speed,
+// since the ranks of an engine load at the same time, but each GPU has its own bus. The queue of host memory does not
+// count: an engine with GPUs has one for its scheduler.
 func (q *Queue) expected(root string) float64 {
 	e := q.engine
 	e.trafficMu.RLock()
@@ -78,13 +81,14 @@ func (q *Queue) expected(root string) float64 {
 	return x.perSecond / float64(max(1, gpus))
 }
 
-// A bus is measured by copies of so many bytes, as long as those of a load, and the fastest counts: the first one sets things up.
+// A bus is measured by copies as large as those of a load. The fastest counts, since the first copy includes setup.
 const (
 	busBytes  = DefaultGPUCopyBytes
 	busCopies = 4
 )
 
-// measureBus notes how fast a GPU's bus is. A GPU that has no room for the copies is expected to be as slow as the memory is for a processor.
+// measureBus records the speed of a GPU's bus. A GPU without room for the copies is expected to be as slow as memory is
+// for a processor.
 func (e *Engine) measureBus(g *gds.GPU) {
 	slot, ok := e.slots.TryAcquire()
 	if !ok {

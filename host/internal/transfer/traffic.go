@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Routes, as they are counted.
+// Routes, as indices of counters.
 const (
 	byStaging = iota
 	byCuFile
@@ -22,7 +22,7 @@ var routeNames = [...]string{byStaging: "staged", byCuFile: "direct", byMemory: 
 // TrafficBounds are the upper bounds of the latency buckets, in seconds. One more bucket holds what is above.
 var TrafficBounds = [...]float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30}
 
-// path is where bytes go: between a device's memory and a root, in one direction.
+// path names the two ends of bytes: a device's memory and a root, in one direction.
 type path struct {
 	device, root string
 	kind         staging.Kind
@@ -38,10 +38,10 @@ type traffic struct {
 	rate  throughput
 }
 
-// clock counts pieces in flight, and the time during which there was any.
+// clock counts pieces in flight, and the time with at least one in flight.
 type clock struct {
 	inFlight int
-	since    time.Time // since there is at least one
+	since    time.Time // start of the present busy time
 	past     time.Duration
 }
 
@@ -124,11 +124,11 @@ func (p *span) finish(bytes int64, err error) {
 
 // Traffic is what moved between one device's memory and one root, in one direction.
 type Traffic struct {
-	Device   string // as HELLO named it; empty: host memory
+	Device   string // the device's name in HELLO; empty: host memory
 	Root     string
 	Kind     staging.Kind  // Read is a load
-	InFlight int           // pieces
-	Busy     time.Duration // time during which at least one was in flight
+	InFlight int           // number of pieces
+	Busy     time.Duration // time with at least one piece in flight
 	Routes   []RouteTraffic
 }
 
@@ -140,7 +140,7 @@ type RouteTraffic struct {
 	Busy                 time.Duration
 	Files, Errors, Bytes int64
 	Took                 time.Duration
-	Buckets              [len(TrafficBounds) + 1]int64 // by time, not cumulative
+	Buckets              [len(TrafficBounds) + 1]int64 // pieces by time, not cumulative
 }
 
 func (t *traffic) read(key path) Traffic {
@@ -157,27 +157,28 @@ func (t *traffic) read(key path) Traffic {
 	return out
 }
 
-// throughput estimates the bytes per second of a path from the pieces that finish on it. It rises at once and falls slowly,
-// since not every load reaches what the path can do.
+// throughput estimates the bytes per second of a path from finished pieces. It rises at once and falls slowly, since
+// not every load uses the whole path.
 type throughput struct {
-	few, many float64 // in loads of fewer than manyPieces, most of the time is that of the first byte; 0: unknown
-	bytes     int64   // of the sample being taken
-	finished  int     // its pieces
-	before    int     // pieces that were in flight when it began
+	few, many float64 // bytes per second of loads below manyPieces, which mostly wait for the first byte, and of others; 0: unknown
+	bytes     int64   // bytes of the sample being taken
+	finished  int     // pieces of that sample
+	before    int     // pieces in flight when that sample began
 	from      time.Duration
 }
 
 // A sample ends when the path falls idle, or after this much busy time.
 const sampleTime = 50 * time.Millisecond
 
-// A sample counts if so many times as many pieces finish in it as are in flight at its ends, of which it is not known how
-// far they are: the pieces of a layer-wise load all finish at its end, and then look as if they had taken no time.
+// A sample counts if sureTimes times as many pieces finish in it as are in flight at its ends. The progress of those in
+// flight is not known: all pieces of a layer-wise load finish at its end, and would seem to take no time.
 const sureTimes = 4
 
-// manyPieces are as many as show what a path can do.
+// manyPieces is the number of pieces that show the full speed of a path.
 const manyPieces = 16
 
-// of is the estimate for a load of so many pieces. expected is what was measured otherwise, 0 if nothing was.
+// of returns the estimate for a load of pieces, in bytes per second. expected is a speed that was measured otherwise;
+// 0: none.
 func (r *throughput) of(pieces, expected float64) float64 {
 	if pieces < manyPieces {
 		return cmp.Or(r.few, r.many, expected)
@@ -185,7 +186,7 @@ func (r *throughput) of(pieces, expected float64) float64 {
 	return cmp.Or(r.many, max(r.few, expected))
 }
 
-// add counts a piece that has finished at busy, the path's busy time, when so many others are in flight.
+// add counts a finished piece. busy is the path's busy time then, and inFlight the number of other pieces.
 func (r *throughput) add(bytes int64, busy time.Duration, inFlight int) {
 	r.bytes += bytes
 	r.finished++

@@ -14,12 +14,12 @@ import (
 //	load:   slot --copy engine--> window --checksums, compared--> --scatter--> pages
 //	store:  pages --gather--> window --checksums--> --copy engine--> slot
 //
-// The GPU computes the checksums from the bytes that have crossed the bus. The CPU compares them before any byte
-// reaches a page. Ranges that do not fit a window, or all of them while windows do not work, go without: a kernel
-// copies between slot and pages, and the CPU computes the checksums from the slot.
+// The GPU computes the checksums from the bytes that crossed the bus, and the CPU compares them before any byte reaches
+// a page. A range that does not fit a window, or any range while windows do not work, goes without one: a kernel copies
+// between slot and pages, and the CPU computes the checksums from the slot.
 
-// windowTries is how often bytes that are right in the slot are uploaded to a window: a bus error may not repeat,
-// and only in a window can it be detected.
+// windowTries is the number of uploads of bytes that are right in the slot: an error of the bus may not repeat, and
+// only a window can detect it.
 const windowTries = 2
 
 // Gather copies pages to dst, which is fast when dst is registered with the GPU. The GPU computes the checksums in a
@@ -68,7 +68,7 @@ func (g flaggedMemory) Gather(r ExtentRange, dst []byte) error { return g.gather
 
 func (g flaggedMemory) Scatter(r ExtentRange, src []byte) error { return g.scatter(g.flag, r, src) }
 
-// scatterWindow is scatter through a window. When done, err is the result. Otherwise nothing reached a page, and
+// scatterWindow is scatter through a window. When done, err is the result. Otherwise no byte reached a page, and
 // mismatch is the wrong checksum, if that is the reason.
 func (m *DeviceMemory) scatterWindow(flag *gds.Flag, r *ExtentRange, src []byte) (done bool, mismatch, err error) {
 	extents := r.extents()
@@ -142,7 +142,7 @@ func (m *DeviceMemory) fitsWindow(extents []kv.Extent, base int64) bool {
 	return len(extents) > 0 && m.gpu.FitsWindow(end(extents[len(extents)-1])-base, len(extents))
 }
 
-// place writes the extents' places in a window to it, and returns their number.
+// place writes the places of the extents into a window's table, and returns their number.
 func place(w *gds.Window, extents []kv.Extent, base int64) int {
 	for i, e := range extents {
 		w.Extents[i] = gds.Extent{Offset: uint64(e.Off - base), Len: uint32(e.Len)}
@@ -150,14 +150,14 @@ func place(w *gds.Window, extents []kv.Extent, base int64) int {
 	return len(extents)
 }
 
-// windowFailed decides what happens to extents that failed in a window: they are copied without one, unless the GPU
-// is lost or the job was cancelled.
+// windowFailed decides about extents that failed in a window: they are copied without one, unless the GPU is lost or
+// the job was cancelled.
 func (m *DeviceMemory) windowFailed(lost, err error) (done bool, _ error) {
 	return m.failed(lost, err, m.gpu.WindowFailed)
 }
 
-// failed reports an error to the part of the GPU that it is of, unless the GPU is lost or the job was cancelled: then it is
-// done, with that error.
+// failed reports an error to the failed part of the GPU. If the GPU is lost or the job was cancelled, it is done with
+// that error instead.
 func (m *DeviceMemory) failed(lost, err error, report func(error)) (done bool, _ error) {
 	if lost = errors.Join(lost, m.gpu.Err()); lost != nil || errors.Is(err, gds.ErrStopped) {
 		return true, deviceError(errors.Join(lost, err))

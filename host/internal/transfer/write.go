@@ -13,27 +13,27 @@ import (
 
 // StoreJob writes chunks with reserved places.
 type StoreJob struct {
-	Tenant uint32 // whose turn it is when a worker is free
+	Tenant uint32 // tenants take turns for workers
 	Memory Memory
 	Chunks []StoreChunk
 	// Held keeps the store from starting before Handle.Begin is called.
 	Held bool
-	// Read runs once, when no task will read the pages any more: the client may reuse its blocks. Failed lists what is
-	// known to have failed by then.
+	// Read runs once, when no task will read the pages any more: the client may reuse its blocks. Failed lists the
+	// chunks that are known to have failed by then.
 	Read func(Outcome)
 	// Published runs once, after Read, when every chunk is published at the configured durability or has failed.
 	Published func(Outcome)
-	// Withdrawn reports whether the client has taken the store back, and may have used its blocks again since. It is asked inside
-	// the fence, each time after pages were read. Optional.
+	// Withdrawn reports whether the client has taken the store back, and may have used its blocks again since. It is
+	// called inside the fence, each time after pages were read. Optional.
 	Withdrawn func() (bool, error)
-	// Paths collects where the pieces went. Optional.
+	// Paths collects the roots and routes of the pieces. Optional.
 	Paths *Paths
 }
 
 // StoreChunk is one piece of a StoreJob. The job owns Put and always publishes or aborts it.
 type StoreChunk struct {
 	Put    *store.Put
-	Unit   int      // of the memory
+	Unit   int      // unit of the memory
 	Blocks []uint32 // the client's block ids, in the chunk's order
 }
 
@@ -87,9 +87,9 @@ type storeTask struct {
 	index  int
 	paths  *Paths
 	span   span
-	size   int64 // of the file
+	size   int64 // bytes of the file
 
-	withdrawn func() (bool, error) // nil: it cannot be
+	withdrawn func() (bool, error) // nil: the store cannot be withdrawn
 }
 
 func (t *storeTask) run() {
@@ -207,7 +207,7 @@ func (w *pieceWriter) gather(lo, hi int, dst []byte, base int64) error {
 	return w.gatherTo(dst, lo, hi, base)
 }
 
-// gatherTo is gather that leaves the gaps alone.
+// gatherTo is gather, except that it does not zero the gaps.
 func (w *pieceWriter) gatherTo(dst []byte, lo, hi int, base int64) error {
 	_, err := w.fenced(lo, hi, base, func(r ExtentRange) (bool, error) {
 		defer observe(&w.task.queue.engine.gathers, w.task.memory, r.extents(), time.Now())
@@ -216,8 +216,8 @@ func (w *pieceWriter) gatherTo(dst []byte, lo, hi int, base int64) error {
 	return err
 }
 
-// fenced calls read, which reads the pages of extents [lo, hi), inside the fence. Once the last pages are read, which read
-// says, the chunk is settled.
+// fenced calls read inside the fence, which reads the pages of extents [lo, hi). When read reports the last pages, the
+// chunk is settled.
 func (w *pieceWriter) fenced(lo, hi int, base int64, read func(ExtentRange) (done bool, err error)) (done bool, err error) {
 	t := w.task
 	if !t.fence.enter() {
@@ -235,7 +235,7 @@ func (w *pieceWriter) fenced(lo, hi int, base int64, read func(ExtentRange) (don
 	return done, err
 }
 
-// stillOurs fails unless the pages that were read just now were the store's until then.
+// stillOurs fails if the client has withdrawn the store before the pages were read.
 func (t *storeTask) stillOurs() error {
 	if t.withdrawn == nil {
 		return nil
