@@ -25,7 +25,7 @@ func (t *Thread) bindCPUs(g *GPU) {
 
 func (t *Thread) unbindCPUs() {
 	if t.bound {
-		_ = unix.SchedSetaffinity(0, &t.affinity) // best effort
+		_ = unix.SchedSetaffinity(0, &t.affinity) // an error only costs speed
 		t.bound = false
 	}
 }

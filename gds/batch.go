@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/gds/internal/kernels"
 )
 
-// Mode is how pages are copied.
+// Mode is a way of copying pages.
 type Mode int32
 
 // Modes, from the fastest for small pages to the one that always works.
@@ -24,13 +24,13 @@ func (m Mode) String() string {
 	return [...]string{"kernel", "single copies"}[m]
 }
 
-// copyMode is how a GPU copies pages now, and how often in a row that has failed.
+// copyMode is a GPU's present way of copying pages, and its failures in a row.
 type copyMode struct {
 	current  atomic.Int32 // a Mode
 	failures atomic.Int32
 }
 
-// Mode returns how the GPU's pages are copied now.
+// Mode returns the present way of copying the GPU's pages.
 func (g *GPU) Mode() Mode { return Mode(g.mode.current.Load()) }
 
 // Direction is the direction of a batch.
@@ -45,23 +45,23 @@ const (
 // Piece is a run of page bytes and its place in the buffer. The layout is the kernel's.
 type Piece struct {
 	Page   uint64 // device address
-	Offset uint32 // in the buffer
+	Offset uint32 // offset in the buffer
 	Len    uint32
 }
 
 // Flag stops a job's batches when it is set. The kernel polls it.
 type Flag struct {
 	word *atomic.Uint32 // in pinned memory
-	pool chan *Flag     // nil for the flag that is never set
+	pool chan *Flag     // the pool to return to; nil for the flag that is never set
 }
 
-// flagPool holds the flags that no job uses.
+// flagPool holds the unused flags.
 type flagPool struct {
 	free  chan *Flag
 	never *Flag // always 0
 }
 
-// NewFlag takes a flag; Release returns it. If too many jobs run, it returns one that cannot be set.
+// NewFlag takes a flag, which Release returns. If all flags are in use, it returns a flag that cannot be set.
 func (g *GPU) NewFlag() *Flag {
 	select {
 	case f := <-g.flags.free:
@@ -98,11 +98,11 @@ type Batch struct {
 	size       int
 	flag       *Flag
 	n          int
-	blocks     int    // for the kernel; 0: a share of all blocks
-	epoch      uint32 // of its launches; 0 before the first
+	blocks     int    // thread blocks of the kernel; 0: a share of all blocks
+	epoch      uint32 // number of the batch, for its launches; 0 before the first
 	noWait     bool   // do not wait for the kernel
-	uploading  bool   // an upload, or decoding, precedes the batch: wait for the stream even if the batch is empty
-	kernelOnly bool   // only the kernel may move it, since only the kernel checks the sums
+	uploading  bool   // an upload or decoding precedes the batch, so wait for the stream even if the batch is empty
+	kernelOnly bool   // only the kernel may move the batch, since only the kernel checks the sums
 }
 
 // Begin starts a batch on this thread, which runs one at a time. A buffer that is not registered with the driver is
@@ -126,7 +126,7 @@ func (t *Thread) BeginDevice(dir Direction, address uint64, size int, flag *Flag
 	return Batch{t: t, dir: dir, size: size, flag: flag, buffer: address, pinned: true}
 }
 
-// Add adds one piece to the batch. When the batch is full it moves what it has.
+// Add adds one piece to the batch. A full batch is moved at once.
 func (b *Batch) Add(page uint64, offset, length int) error {
 	if offset < 0 || length < 0 || offset > b.size-length {
 		return fmt.Errorf("%w: %d bytes at %d of a buffer of %d", ErrConfig, length, offset, b.size)
@@ -141,8 +141,8 @@ func (b *Batch) Add(page uint64, offset, length int) error {
 	return nil
 }
 
-// Wait moves what was added. When it returns, nothing of the batch touches pages or buffer any more, whatever the
-// error. It fails with [ErrStopped] if the flag was set before the end.
+// Wait moves the added pieces. When it returns, with or without an error, the batch touches neither pages nor buffer
+// any more. It fails with [ErrStopped] if the flag was set before the end.
 func (b *Batch) Wait() error {
 	n := b.n
 	b.n = 0
@@ -175,7 +175,7 @@ func (b *Batch) queue() error {
 }
 
 // move copies in the GPU's mode, and in the next mode if that fails. It waits for the stream before it tries another
-// mode or returns an error, so that nothing is still moving.
+// mode or returns an error, so that no copy is still running.
 func (b *Batch) move(n int) error {
 	g := b.t.gpu
 	mode := g.Mode()
@@ -204,7 +204,7 @@ func (b *Batch) move(n int) error {
 	}
 }
 
-// failuresToDisable is how often in a row a way of copying must fail before it is disabled for good. A single
+// failuresToDisable is the number of failures in a row after which a way of copying is disabled for good. A single
 // failure may be transient.
 const failuresToDisable = 3
 
@@ -251,7 +251,7 @@ func (b *Batch) nextEpoch() error {
 	if b.epoch != 0 {
 		return nil
 	}
-	if t.epoch++; t.epoch == 0 { // the counter wrapped, and 0 is the word's first value: clear old numbers
+	if t.epoch++; t.epoch == 0 { // the counter wrapped, and 0 is the initial value of the word: clear old numbers
 		t.epoch = 1
 		if err := t.Fill(t.halted, 0, 4); err != nil {
 			return err

@@ -9,33 +9,33 @@ import (
 	"github.com/kvhost/kvhost/gds/internal/kernels"
 )
 
-// Coder is device memory that a copy thread has with its [Window]. There the GPU encodes extents between the window and
-// what is stored of them, so that only stored bytes cross the bus:
+// Coder is device memory next to the [Window] of a copy thread. There the GPU codes extents between the window and
+// their stored form, so that only stored bytes cross the bus:
 //
 //	store:  pages --gather--> window --checksums, encode--> stored bytes --checksums--> host
 //	load:   host --> stored bytes --checksums, compared--> --decode--> window --checksums, compared--> --scatter--> pages
 //
-// The stored form is that of host/internal/codec: byte planes in Huffman codes. Stored bytes that have another checksum than
-// expected reach no decoder, and page bytes that have another one reach no page.
+// The stored form is that of host/internal/codec: byte planes in Huffman codes. Stored bytes with a wrong checksum
+// reach no decoder, and page bytes with a wrong checksum reach no page.
 type Coder struct {
-	Stored   []Extent // of the window's extents: their places among the stored bytes, and their codecs
-	Sums     []uint64 // of the stored bytes of each extent
-	Expected []uint64 // what they should be
+	Stored   []Extent // by extent of the window: its place among the stored bytes, and its codec
+	Sums     []uint64 // checksums of the stored bytes, by extent
+	Expected []uint64 // the expected Sums
 
 	t                      *Thread
 	coded, scratch, planes uint64
-	pageRows, storedRows   uint64 // the window's extents and Stored, as the GPU addresses them
-	size                   int    // of coded
+	pageRows, storedRows   uint64 // addresses on the GPU of the window's extents and of Stored
+	size                   int    // bytes of coded
 }
 
-// coderBytes is the device memory of the coder of a window of so many bytes: for what is stored, for planes of twice
-// the window's length, and for two rows an extent.
+// coderBytes returns the device memory of the coder of a window of the given bytes: for stored bytes, for planes of
+// twice the window's length, and for two rows per extent.
 func coderBytes(window int) (coded, scratch, planes uint64) {
 	round := func(n int) uint64 { return (uint64(n) + 255) &^ 255 }
 	return round(window + 64), round(2*window + 64), 2 * windowExtents * uint64(unsafe.Sizeof(Extent{}))
 }
 
-// DeviceBytes is the device memory that windows and coders take.
+// DeviceBytes returns the device memory of windows and coders.
 func (c *Config) DeviceBytes() int64 {
 	bytes := int64(c.Window)
 	if c.Codec && c.Window > 0 {
@@ -45,8 +45,8 @@ func (c *Config) DeviceBytes() int64 {
 	return int64(c.Threads) * bytes
 }
 
-// makeCoders loads the kernels and allocates the memory of all coders, if there are windows. Without memory there are
-// none.
+// makeCoders loads the kernels and allocates the memory of all coders, if there are windows. If memory is short there
+// are no coders.
 func (t *Thread) makeCoders() error {
 	g := t.gpu
 	if !g.cfg.Codec || g.windows.bytes.Load() == 0 || g.Err() != nil {
@@ -70,14 +70,14 @@ func (t *Thread) makeCoders() error {
 	for i, other := range g.all[:g.cfg.Threads] {
 		c, at := &other.coder, g.coders.at+uint64(i)*each
 		c.t, c.size, c.coded, c.scratch, c.planes = other, g.cfg.Window, at, at+coded, at+coded+scratch
-		c.pageRows, _ = g.driver.pinnedAt(bytesOf(other.window.Extents)) // bind has taken both of registered memory
+		c.pageRows, _ = g.driver.pinnedAt(bytesOf(other.window.Extents)) // bind has put both into registered memory
 		c.storedRows, _ = g.driver.pinnedAt(bytesOf(c.Stored))
 	}
 	g.coders.bytes.Store(int64(g.cfg.Window))
 	return nil
 }
 
-// loadCodec loads the codec's kernels, which are of one module.
+// loadCodec loads the codec's kernels from one module.
 func (t *Thread) loadCodec() (err error) {
 	k := &t.gpu.kernels
 	if k.encode, err = t.load(kernels.Codec, kernels.EncodeEntry); err != nil {
@@ -92,14 +92,14 @@ func (t *Thread) loadCodec() (err error) {
 	return nil
 }
 
-// FitsCoder reports whether the copy threads have coders for so many page bytes and extents. They have none if not
-// configured, without memory for them, without windows, and after repeated failures.
+// FitsCoder reports whether the copy threads have coders for the given page bytes and extents. There are no coders if
+// they are not configured, after a lack of memory, without windows, and after repeated failures.
 func (g *GPU) FitsCoder(bytes int64, extents int) bool {
 	return bytes <= g.coders.bytes.Load() && g.FitsWindow(bytes, extents) && g.Mode() == Kernel
 }
 
-// CoderFailed records that a coder failed, or made wrong bytes; [GPU.CoderSucceeded] that one worked. Repeated
-// failures in a row disable the coders for good.
+// CoderFailed records that a coder failed or made wrong bytes. Failures in a row, without [GPU.CoderSucceeded] between
+// them, disable the coders for good.
 func (g *GPU) CoderFailed(cause error) {
 	if !g.coders.failed() {
 		g.driver.log.Warn("the GPU's codec failed, the CPU codes these extents", "gpu", g.UUID.String(), "error", cause)
@@ -115,10 +115,10 @@ func (g *GPU) CoderSucceeded() { g.coders.succeeded() }
 // Coder returns the thread's coder, if [GPU.FitsCoder] is true.
 func (t *Thread) Coder() *Coder { return &t.coder }
 
-// Encode ends a batch that gathers into the window. It sums the first n of the window's extents, encodes them to device
-// memory with room for their page bytes, and returns the number of bytes stored of them, at most as many. Stored and Sums
-// say which. If to is 0 they are in the coder, and [Coder.Read] brings them to the host. Element is the size of the values
-// in the extents: 2 for floats of 16 bits, 1 for all others.
+// Encode ends a batch that gathers into the window. It sums the first n extents of the window and encodes them to the
+// device memory at to, which has room for their page bytes. It sets Stored and Sums, and returns the number of stored
+// bytes, which is at most that of the page bytes. If to is 0 they are in the coder, and [Coder.Read] copies them to the
+// host. element is the size in bytes of the values in the extents: 2 for floats of 16 bits, 1 for all others.
 func (c *Coder) Encode(b *Batch, n, element int, to uint64) (stored int, err error) {
 	t, w := c.t, &c.t.window
 	to = cmp.Or(to, c.coded)
@@ -137,7 +137,7 @@ func (c *Coder) Encode(b *Batch, n, element int, to uint64) (stored int, err err
 	if err == nil {
 		err = t.beginSum(to, c.Stored[:n], c.Sums[:n], nil, 0, n)
 	}
-	err = errors.Join(err, t.wait()) // nothing may be moving after the return
+	err = errors.Join(err, t.wait()) // no copy may run after the return
 	if err == nil && b.flag.IsSet() {
 		err = ErrStopped
 	}
@@ -161,8 +161,8 @@ func (c *Coder) Read(dst []byte) error {
 	return c.t.Read(dst, c.coded)
 }
 
-// Upload starts to copy src, what is stored of extents, to the coder, where at is. src is in use until b's [Batch.Wait]
-// has returned nil, or else until [Window.Sync] has.
+// Upload starts to copy src, stored bytes of extents, to the coder, and returns their address there. src is in use
+// until b's [Batch.Wait] returns nil or, after an error, until [Window.Sync] returns.
 func (c *Coder) Upload(b *Batch, src []byte) (at uint64, err error) {
 	if err := c.check(len(src)); err != nil {
 		return 0, err
@@ -170,10 +170,9 @@ func (c *Coder) Upload(b *Batch, src []byte) (at uint64, err error) {
 	return c.coded, c.t.call(&c.t.gpu.driver.fn.memcpyAsync, uintptr(c.coded), startOf(src), uintptr(len(src)), c.t.stream)
 }
 
-// Decode starts to decode what is stored at from, in device memory, of the first n of the window's extents to the window.
-// If a checksum, of stored bytes or of page bytes, differs from the expected one, or something is not what an encoder
-// wrote, b, which scatters from the window, moves nothing, and [Coder.Check] says why. Rows and sums are in use as long as
-// what [Coder.Upload] copies.
+// Decode starts to decode the stored bytes at the device address from to the first n extents of the window. b scatters
+// from the window. If a checksum of stored bytes or of page bytes is wrong, or no encoder wrote the bytes, b moves
+// nothing, and [Coder.Check] returns the reason. Rows and sums are in use as long as the source of [Coder.Upload].
 func (c *Coder) Decode(b *Batch, from uint64, n int) error {
 	t, w := c.t, &c.t.window
 	b.uploading, b.kernelOnly = true, true
@@ -195,9 +194,9 @@ func (c *Coder) Decode(b *Batch, from uint64, n int) error {
 	return err
 }
 
-// Check says why a batch after [Coder.Decode] scattered nothing: the first extent of which the stored bytes, or page bytes,
-// have another checksum ([ErrSum]), or that no encoder wrote ([ErrCodec]). It is nil if the batch scattered. Call it
-// after the batch has ended.
+// Check returns the reason for which a batch after [Coder.Decode] scattered nothing: the first extent with a wrong
+// checksum of stored or page bytes ([ErrSum]), or that no encoder wrote ([ErrCodec]). It returns nil if the batch
+// scattered. Call it after the end of the batch.
 func (c *Coder) Check(n int) error {
 	w := &c.t.window
 	for i, want := range c.Expected[:n] {

@@ -103,7 +103,7 @@ func (c *CuFile) call(f *function, args ...uintptr) error {
 	}
 	r, _, _ := purego.SyscallN(f.addr, args...)
 	code, cuda := int32(r), Result(int32(r>>32))
-	if code == 0 { // whatever the upper half is
+	if code == 0 { // the upper half is undefined then
 		return nil
 	}
 	if code != fileCUDAError {
@@ -112,8 +112,8 @@ func (c *CuFile) call(f *function, args ...uintptr) error {
 	return &FileError{Call: f.name, Code: code, CUDA: cuda}
 }
 
-// callOn is call on a GPU's thread. A CUDA error that loses the context takes the GPU out of service: cuFile met it
-// first, and every later call on that GPU will.
+// callOn is call on a GPU's thread. A CUDA error that loses the context takes the GPU out of service, since every later
+// call on that GPU fails with it.
 //
 //go:uintptrescapes
 func (c *CuFile) callOn(t *Thread, f *function, args ...uintptr) error {
@@ -130,7 +130,7 @@ func (c *CuFile) Open(t *Thread) error { return c.callOn(t, &c.fn.open) }
 // Close closes cuFile's driver. Release handles and buffers first.
 func (c *CuFile) Close(t *Thread) error { return c.callOn(t, &c.fn.close) }
 
-// Version is 1000*major + 10*minor, or 0 if the library is too old to tell.
+// Version returns 1000*major + 10*minor, or 0 if the library is too old to have a version.
 func (c *CuFile) Version() (int, error) {
 	if c.fn.version.addr == 0 {
 		return 0, nil
@@ -175,9 +175,9 @@ type cuFileProperties struct {
 	MaxBatch, MaxBatchMilli uint32
 }
 
-// Properties of an open driver that decide how bytes move.
+// Properties of an open driver that decide the route of bytes.
 type Properties struct {
-	NVFSMajor, NVFSMinor uint32 // of the nvidia-fs kernel module, 0 without
+	NVFSMajor, NVFSMinor uint32 // version of the nvidia-fs kernel module; 0 without it
 	MaxDirectIOKB        uint64
 	AllowCompat          bool
 	MaxPinnedKB          uint32
@@ -223,9 +223,9 @@ func (c *CuFile) DeregisterBuffer(t *Thread, address uint64) error {
 	return c.callOn(t, &c.fn.bufDeregister, uintptr(address))
 }
 
-// Read reads size bytes at offset off of a registered file to device memory, at bytes after base, and returns how
-// many it read. base is the registered address, if the memory is registered. Fewer bytes without an error are the
-// end of the file, or a short read.
+// Read reads size bytes at offset off of a registered file to device memory, at bytes after base, and returns their
+// number. base is the registered address, if the memory is registered. Fewer bytes without an error are the end of the
+// file, or a short read.
 func (c *CuFile) Read(t *Thread, handle uintptr, base uint64, size, off, at int64) (int64, error) {
 	return c.move(t, &c.fn.read, handle, base, size, off, at)
 }
@@ -241,7 +241,7 @@ func (c *CuFile) move(t *Thread, f *function, handle uintptr, base uint64, size,
 	switch done := int64(r); {
 	case done >= 0:
 		return done, nil
-	case done == -1: // the errno of this thread; it may also hold one of cuFile's own codes
+	case done == -1: // the errno of this thread, which may also hold one of cuFile's own codes
 		at, _, _ := purego.SyscallN(c.errno)
 		code := **(**int32)(unsafe.Pointer(&at))
 		if code > firstFileCode {

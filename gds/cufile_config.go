@@ -14,9 +14,9 @@ const (
 	cuFileConfig    = "/etc/cufile.json"
 )
 
-// Configure sets the directory of cuFile's log, and allows cuFile to copy through host memory where it cannot do
-// better; the caller measures whether that pays. Everything else stays as in the system's cufile.json, which knows
-// its file systems. A library without functions for parameters gets a changed copy of that file. Call it before
+// Configure sets the directory of cuFile's log, and allows cuFile to copy through host memory if it has no better way;
+// the caller measures whether that pays. All other settings stay as in the system's cufile.json, which describes its
+// file systems. A library without functions for parameters gets a changed copy of that file. Call it before
 // [CuFile.Open].
 func (c *CuFile) Configure(logDir string) error {
 	if c.fn.setString.addr != 0 && c.fn.setBool.addr != 0 {

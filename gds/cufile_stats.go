@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// Routes counts what cuFile did, according to its own statistics.
+// Routes counts the bytes that cuFile moved by each route, according to its own statistics.
 type Routes struct {
 	Reads, P2PReads, NVFSReads, PosixReads     uint64
 	Writes, P2PWrites, NVFSWrites, PosixWrites uint64
@@ -65,7 +65,7 @@ func parseStats(raw []byte) (r Routes) {
 	return r
 }
 
-// Since returns what was counted after an earlier reading.
+// Since returns the counts since an earlier reading.
 func (r Routes) Since(e Routes) Routes {
 	return Routes{
 		r.Reads - e.Reads, r.P2PReads - e.P2PReads, r.NVFSReads - e.NVFSReads, r.PosixReads - e.PosixReads,

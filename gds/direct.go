@@ -32,7 +32,7 @@ type DirectRoute struct {
 	free   []*DirectSlot // least recently used first
 	taken  int64         // bytes of all slots
 	out    int           // slots in use
-	hung   int           // of those, in use only by abandoned operations
+	hung   int           // slots in use by abandoned operations only; part of out
 	closed bool
 }
 
@@ -94,7 +94,7 @@ func (d *DirectRoute) Acquire(bytes, head int64, extents int) (*DirectSlot, erro
 			return s, nil
 		}
 	}
-	var old []*DirectSlot // slots of other sizes, freed for their memory
+	var old []*DirectSlot // slots of other sizes, to be freed for their memory
 	for d.taken+want > d.cfg.BufferBytes && len(d.free) > 0 {
 		old = append(old, d.free[0])
 		d.taken -= d.free[0].Bytes

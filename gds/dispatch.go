@@ -7,8 +7,8 @@ import (
 
 var dispatchDone = sync.Pool{New: func() any { return make(chan any, 1) }}
 
-// Do runs fn with one of the GPU's threads for copies, which is the caller's for that time. It fails without running fn if the
-// GPU is lost or closed. fn must not call Do.
+// Do runs fn with one of the GPU's threads for copies, which belongs to the caller during the call. It fails without
+// running fn if the GPU is lost or closed. fn must not call Do.
 func (g *GPU) Do(fn func(*Thread)) error {
 	t, err := g.take(g.threads)
 	if err != nil {

@@ -5,8 +5,8 @@
 // calls and imports are operating system threads of their own. None of them ends, because destroying a thread that the
 // driver knows can crash the process; a closed GPU's are kept for the next one.
 //
-// The libraries are opened at run time, without cgo, and never closed. Where they are missing, [Open] returns
-// [ErrNoDriver] and the same binary serves host memory. Symbols are looked up by their versioned names first. Calls
+// The libraries are opened at run time, without cgo, and never closed. If they are missing, [Open] returns
+// [ErrNoDriver], and the same binary serves host memory. Symbols are looked up by their versioned names first. Calls
 // made while bytes move allocate nothing: arguments go through a buffer of the thread.
 //
 // A failed call is an [Error] with the library's code. A code that loses the context ([Result.Sticky]) takes the GPU
@@ -17,8 +17,8 @@
 // checksums of device memory; they are the same as the CPU's.
 //
 // Staged bytes pass through a [Window] of device memory between a slot and the pages. There the GPU computes the
-// checksums from the bytes that have crossed the bus, and a window with a wrong checksum reaches no page.
-// With it goes a [Coder], where compressed extents are encoded and decoded, so that only stored bytes cross the bus.
+// checksums from the bytes that crossed the bus, and a window with a wrong checksum reaches no page. Next to it, a
+// [Coder] encodes and decodes compressed extents, so that only stored bytes cross the bus.
 //
 // [DirectRoute] moves whole files by cuFile, between storage and slots of device memory that are registered with it.
 // Its calls run on separate threads ([GPU.DoFile]), and files stay registered in a bounded cache, [Handles]. Package

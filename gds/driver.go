@@ -19,7 +19,7 @@ type Driver struct {
 
 	mu     sync.Mutex
 	pinned []pinnedRange
-	parked []*Thread // of closed GPUs
+	parked []*Thread // threads of closed GPUs
 }
 
 // cudaFunctions are the functions in use, by subject.
@@ -82,8 +82,8 @@ func (c *cudaFunctions) optional() map[string]*function {
 	return map[string]*function{"cuStreamWriteValue64_v2 cuStreamWriteValue64": &c.streamWriteValue64}
 }
 
-// A GPU's streams share the driver's queues, 8 unless the environment says another number when the driver is initialised. Work in
-// one queue begins in its order, so that threads would wait for each other's.
+// A GPU's streams share the driver's queues. There are 8, unless the environment sets another number before the driver
+// is initialised. Work in one queue starts in order, so threads that share a queue would wait for each other.
 const (
 	queuesEnv  = "CUDA_DEVICE_MAX_CONNECTIONS"
 	mostQueues = "32"

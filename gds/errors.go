@@ -29,15 +29,15 @@ var (
 	ErrStopped = errors.New("gds: batch was stopped")
 	// ErrUnpinned says that memory is not registered with the driver.
 	ErrUnpinned = errors.New("gds: memory is not registered")
-	// ErrShort says that cuFile moved fewer bytes than asked.
+	// ErrShort says that cuFile moved fewer bytes than requested.
 	ErrShort = errors.New("gds: short transfer")
 	// ErrHung says that cuFile did not return in time.
 	ErrHung = errors.New("gds: cuFile does not answer")
 	// ErrNoSlot says that the device memory for slots is in use, or too small for the file.
 	ErrNoSlot = errors.New("gds: no free slot")
-	// ErrSum says that bytes in device memory have another checksum than they should.
+	// ErrSum says that bytes in device memory have a wrong checksum.
 	ErrSum = errors.New("gds: another checksum")
-	// ErrCodec says that stored bytes, or what is said of them, are not what an encoder writes.
+	// ErrCodec says that no encoder writes such stored bytes or such a row for them.
 	ErrCodec = errors.New("gds: no stored extent")
 	// ErrConfig refuses a configuration.
 	ErrConfig = errors.New("gds: bad configuration")

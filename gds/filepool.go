@@ -16,8 +16,8 @@ type filePool struct {
 	idle chan *Thread
 
 	mu        sync.Mutex
-	usable    int           // idle, working for a waiting caller, or being made ready
-	abandoned int           // in a call that was abandoned
+	usable    int           // threads that are idle, work for a waiting caller, or are being made ready
+	abandoned int           // threads in an abandoned call
 	changed   chan struct{} // notified after either changes
 }
 
@@ -66,12 +66,12 @@ func (g *GPU) DoFile(fn func(*Thread)) error {
 	return nil
 }
 
-// turns divide the limit of an operation: a process or a machine that is stopped loses one of them, however long it was stopped, and an
-// operation that ends with the pause has the others to say so.
+// turns is the number of equal parts of an operation's limit. A pause of the process or the machine uses up one part,
+// however long it lasts. The operation has the other parts to report that it ended during the pause.
 const turns = 8
 
-// DoFileFor is [GPU.DoFile] with a time limit; 0 is none. When the limit passes, fn is abandoned and the error is a
-// [HungError], which tells when fn returns. When it passes before a thread is free, fn does not run and the error is
+// DoFileFor is [GPU.DoFile] with a time limit; 0 is none. When the limit passes, fn is abandoned, and the error is a
+// [HungError], with a channel that is closed when fn returns. If it passes before a thread is free, fn does not run, and the error is
 // [ErrHung]. ran reports whether fn was started.
 func (g *GPU) DoFileFor(limit time.Duration, fn func(*Thread) error) (ran bool, err error) {
 	if limit <= 0 {
@@ -126,7 +126,7 @@ func (g *GPU) DoFileFor(limit time.Duration, fn func(*Thread) error) (ran bool, 
 	return true, err
 }
 
-// abandon gives up a call that does not return.
+// abandon abandons a call that does not return, and returns its error.
 func (g *GPU) abandon(t *Thread, call *fileTask, limit time.Duration) error {
 	hung := &HungError{Limit: limit, ended: make(chan struct{})}
 	g.files.abandon()
@@ -222,7 +222,8 @@ func (p *filePool) notify() {
 	}
 }
 
-// drain takes all usable threads out of the pool, each when it is idle, and returns how many are in abandoned calls.
+// drain takes all usable threads out of the pool, each when it is idle, and returns the number of those in abandoned
+// calls.
 func (p *filePool) drain() (abandoned int) {
 	for got := 0; ; {
 		p.mu.Lock()
@@ -240,7 +241,7 @@ func (p *filePool) drain() (abandoned int) {
 	}
 }
 
-// Hung returns how many abandoned cuFile operations have not returned.
+// Hung returns the number of abandoned cuFile operations that have not returned.
 func (g *GPU) Hung() int {
 	g.files.mu.Lock()
 	defer g.files.mu.Unlock()

@@ -33,10 +33,10 @@ func ParseUUID(s string) (u UUID, err error) {
 	return u, nil
 }
 
-// Device is what is known of a GPU without using it.
+// Device describes a GPU that is not in use yet.
 type Device struct {
 	UUID    UUID
-	Ordinal int // in this process
+	Ordinal int // number in this process
 	Name    string
 	PCI     string // domain:bus:device.function, lower case
 	Memory  int64  // total bytes
@@ -47,15 +47,15 @@ type Device struct {
 
 // Config configures a GPU.
 type Config struct {
-	Threads int // for copies; one more serves imports
-	Files   int // more threads, for cuFile calls, which take as long as the storage does
-	// Blocks is the number of thread blocks of all copy kernels together: what the engine's compute goes without. A
+	Threads int // threads for copies; one more serves imports
+	Files   int // threads for cuFile calls, which block as long as the storage does
+	// Blocks is the number of thread blocks of all copy kernels together, which the engine's compute does not get. A
 	// kernel on a window takes half.
 	Blocks int
 	Window int   // bytes of device memory per thread for copies; 0: none. See [Window]
 	Codec  bool  // each window has a [Coder]
 	Copy   Mode  // the first mode of copying pages
-	CPUs   []int // that the threads are bound to, if allowed; none: any
+	CPUs   []int // CPUs to bind the threads to, if allowed; empty: any
 	// Lost is called once when the GPU goes out of service. Optional.
 	Lost func(*GPU, error)
 }
@@ -87,14 +87,14 @@ type GPU struct {
 	ctx     uintptr
 	kernels struct{ pages, sums, encode, pack, decode, join kernel }
 
-	threads  chan *Thread // idle, for copies
+	threads  chan *Thread // idle threads for copies
 	ready    int          // number of threads for copies
-	files    *filePool    // for cuFile
+	files    *filePool    // threads for cuFile calls
 	all      []*Thread
-	control  *Thread // for imports, so that they never wait behind transfers
+	control  *Thread // the thread for imports, so that they never wait behind transfers
 	ctlMu    sync.Mutex
-	shared   []byte // page-locked: stop flags, then each thread's pieces
-	haltedAt uint64 // device memory: each thread's halted, haltedStride apart
+	shared   []byte // page-locked memory: stop flags, then each thread's pieces
+	haltedAt uint64 // device address of the threads' halted words, haltedStride apart
 	windows  threadMemory
 	coders   threadMemory
 	flags    flagPool
@@ -297,7 +297,7 @@ func (g *GPU) markLost(cause error) {
 	}
 }
 
-// Err returns why the GPU is out of service, or nil.
+// Err returns the error that took the GPU out of service, or nil.
 func (g *GPU) Err() error {
 	if p := g.lost.Load(); p != nil {
 		return *p
@@ -305,7 +305,7 @@ func (g *GPU) Err() error {
 	return nil
 }
 
-// Close waits for running work, closes imports that are left, and releases the context. The driver keeps the threads
+// Close waits for running work, closes the remaining imports, and releases the context. The driver keeps the threads
 // for its next GPU. If abandoned operations still run, the GPU is left open and the error is an [ErrHung].
 func (g *GPU) Close() (err error) {
 	g.once.Do(func() { err = g.close() })
@@ -317,7 +317,7 @@ func (g *GPU) close() error {
 	for range g.ready {
 		<-g.threads
 	}
-	if hung := g.files.drain(); hung > 0 { // what they use must stay
+	if hung := g.files.drain(); hung > 0 { // their memory and context must stay
 		return fmt.Errorf("%w: %d operations have not returned, GPU %s stays open", ErrHung, hung, g.UUID)
 	}
 	g.ctlMu.Lock()
@@ -351,7 +351,7 @@ func (g *GPU) close() error {
 	return errors.Join(errs...)
 }
 
-// release frees what the context holds.
+// release frees the thread's resources in the context.
 func (t *Thread) release() error {
 	g := t.gpu
 	g.mu.Lock()

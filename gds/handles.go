@@ -12,9 +12,9 @@ import (
 // Handles keeps files registered with cuFile beyond one use, because registration costs more than a small read. It
 // is bounded: the least recently used handle is closed first. A handle in use is closed after its last user.
 //
-// A file is identified by device and inode. A handle keeps a descriptor open, so that the number cannot be reused
-// for another file, and a file that was overwritten in place is read with its new content. But a descriptor also
-// keeps the blocks of an unlinked file: whoever unlinks a file must call [Handles.Forget].
+// A file is identified by device and inode. A handle keeps a descriptor open, so that the number cannot be reused for
+// another file, and a file that was overwritten in place is read with its new content. But a descriptor also keeps the
+// blocks of an unlinked file, so the code that unlinks a file must call [Handles.Forget].
 type Handles struct {
 	gpu    *GPU
 	cufile *CuFile
@@ -37,14 +37,14 @@ type Handle struct {
 	handle   uintptr
 	writable bool
 	users    int
-	gone     bool          // not in the cache any more; closed after its last user
+	gone     bool          // removed from the cache; closed after its last user
 	place    *list.Element // in idle
 }
 
 // HandleStats are the counters of a cache.
 type HandleStats struct {
 	Hits, Misses, Evictions int64
-	Open                    int // registered now
+	Open                    int // files registered now
 }
 
 // NewHandles makes a cache of at most max idle files; 0 keeps none.
@@ -83,7 +83,7 @@ func (c *Handles) Acquire(t *Thread, fd int, write bool) (*Handle, error) {
 		h.gone, was = true, nil
 	case was == nil || h.writable && !was.writable:
 		c.files[id] = h
-	default: // another thread was faster
+	default: // another thread has registered the file meanwhile
 		h.gone, was = true, nil
 	}
 	end := c.detach(was)
@@ -121,7 +121,7 @@ func (c *Handles) detach(h *Handle) *Handle {
 	}
 	h.gone = true
 	if h.place == nil {
-		return nil // its last user closes it
+		return nil // the last user closes it
 	}
 	c.idle.Remove(h.place)
 	h.place = nil
@@ -137,7 +137,7 @@ func (c *Handles) end(t *Thread, h *Handle) {
 	c.close(h)
 }
 
-// close closes a handle that is deregistered, or of a lost GPU.
+// close closes a handle that is deregistered or belongs to a lost GPU.
 func (c *Handles) close(h *Handle) {
 	unix.Close(h.fd)
 	c.mu.Lock()

@@ -13,8 +13,8 @@ const (
 	ipcLazyPeerAccess      = 1 // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 )
 
-// Import is another process' device memory, mapped here. Imports of one allocation share a mapping, until the last
-// is closed.
+// Import is another process's device memory, mapped here. Imports of one allocation share a mapping, until the last is
+// closed.
 type Import struct {
 	Base uint64
 	Size int64
@@ -71,7 +71,7 @@ func (t *Thread) openIPC(m *Import) error {
 	return err
 }
 
-// rangeOf asks the driver for the import's address and size: the client's word is not trusted.
+// rangeOf asks the driver for the import's address and size, since a client's values are not trusted.
 func (t *Thread) rangeOf(m *Import) error {
 	fn := &t.gpu.driver.fn
 	if err := t.call(&fn.memGetAddressRange, t.outAt(0), t.outAt(1), uintptr(m.Base)); err != nil {
@@ -84,7 +84,7 @@ func (t *Thread) rangeOf(m *Import) error {
 	return t.checkOwner(m.Base)
 }
 
-// checkOwner refuses memory of another GPU, which the driver would map too.
+// checkOwner refuses memory of another GPU, which the driver would also map.
 func (t *Thread) checkOwner(address uint64) error {
 	t.out[2] = 0
 	if err := t.call(&t.gpu.driver.fn.pointerGetAttribute, t.outAt(2), attributeDeviceOrdinal,

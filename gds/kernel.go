@@ -33,8 +33,8 @@ func (t *Thread) entry(module uintptr, entry string) (k kernel, err error) {
 	return k, nil
 }
 
-// kernelsAtOnce is how many kernels that are bound by the bus run at a time. That many keep it busy. With more, each
-// has too few blocks: on an H200, 24 kernels with one block each moved a quarter less than 8 with four.
+// kernelsAtOnce is the number of concurrent kernels that the bus bounds. It keeps the bus busy. With more, each has too
+// few blocks: on an H200, 24 kernels with one block each moved a quarter less than 8 with four.
 const kernelsAtOnce = 8
 
 // blockShare divides the configured thread blocks among the kernels in flight, apart from those on windows.
@@ -43,8 +43,8 @@ type blockShare struct {
 	slots   chan struct{} // one for each kernel in flight
 }
 
-// acquireBlocks waits for a slot and takes a share of the thread blocks of all kernels in flight, at most most of
-// them. releaseBlocks returns it.
+// acquireBlocks waits for a slot and takes a share of all thread blocks, at most most of them. releaseBlocks returns
+// it.
 func (g *GPU) acquireBlocks(most int) int {
 	g.blocks.slots <- struct{}{}
 	return min(max(1, g.cfg.Blocks/int(g.blocks.copying.Add(1))), most)

@@ -9,7 +9,7 @@ import (
 // pinnedRange is host memory that the driver has page-locked for every GPU.
 type pinnedRange struct {
 	start, size uintptr
-	device      uint64 // its address on a GPU
+	device      uint64 // address on a GPU
 	users       int
 }
 
@@ -137,7 +137,7 @@ func (t *Thread) Read(dst []byte, address uint64) error {
 // Write copies src to device memory.
 func (t *Thread) Write(address uint64, src []byte) error {
 	err := t.copyWait(address, uint64(startOf(src)), len(src))
-	runtime.KeepAlive(src) // this may be the caller's last use of it
+	runtime.KeepAlive(src) // this may be the caller's last use of src
 	return err
 }
 

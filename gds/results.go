@@ -1,6 +1,6 @@
 package gds
 
-// resultNames are the driver's names, kept here so that an error can be told without the library that caused it.
+// resultNames are the driver's names, kept here so that an error has its name without the library.
 var resultNames = map[Result]string{
 	0: "CUDA_SUCCESS", 1: "CUDA_ERROR_INVALID_VALUE", 2: "CUDA_ERROR_OUT_OF_MEMORY",
 	3: "CUDA_ERROR_NOT_INITIALIZED", 4: "CUDA_ERROR_DEINITIALIZED", 5: "CUDA_ERROR_PROFILER_DISABLED",

@@ -8,13 +8,13 @@ import (
 )
 
 // Semaphores are timeline semaphores: 64-bit counters in device memory. The other side's streams wait for them
-// (cuStreamWaitValue64) and advance them (cuStreamWriteValue64). This side reads and writes them with short
-// commands, so none of its streams ever blocks on a value that does not come.
+// (cuStreamWaitValue64) and advance them (cuStreamWriteValue64). This side reads and writes them with short commands,
+// so its streams never block on a value that does not come.
 type Semaphores struct {
 	gpu     *GPU
 	address uint64
 	n       int
-	scratch []byte // mapped; used by the control thread only
+	scratch []byte // mapped memory, used by the control thread only
 }
 
 // NewSemaphores returns the n semaphores at an address, which must be a multiple of 8.
@@ -54,5 +54,5 @@ func (w *Semaphores) Store(i int, v uint64) error {
 	})
 }
 
-// Close releases what the semaphores need in this process. Their memory remains the caller's.
+// Close releases the scratch memory of this process. The memory of the semaphores remains the caller's.
 func (w *Semaphores) Close() error { return unix.Munmap(w.scratch) }

@@ -9,9 +9,9 @@ import (
 
 // Extent is a run of a device buffer that has its own checksum. The layout is the kernel's.
 type Extent struct {
-	Offset uint64 // in the buffer
+	Offset uint64 // offset in the buffer
 	Len    uint32
-	Codec  uint32 // of a [Coder]; 0 for all others
+	Codec  uint32 // codec of a [Coder]; otherwise 0
 }
 
 // MaxExtent is the longest extent that can be summed.

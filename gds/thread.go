@@ -11,26 +11,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Thread runs one operation at a time on a GPU, with its context current. One for copies runs it on the caller's operating
-// system thread, since to wake another takes as long as a copy of 2 MiB. One for cuFile calls, which may be abandoned, or
-// for imports is an operating system thread of its own, near the GPU. Use it only inside the function that it was passed to.
+// Thread runs one operation at a time on a GPU, with its context current. A Thread for copies runs it on the caller's
+// operating system thread, since waking another takes as long as a copy of 2 MiB. A Thread for cuFile calls, which may
+// be abandoned, or for imports is an operating system thread of its own, near the GPU. Use it only inside the function
+// that it was passed to.
 type Thread struct {
 	gpu      *GPU
-	tasks    chan task   // received by a thread of its own; nil: it has none
-	args     [24]uintptr // of the call in progress
+	tasks    chan task   // received by the operating system thread; nil for copies
+	args     [24]uintptr // arguments of the call in progress
 	out      [4]uint64   // results of calls
 	handle   [8]uint64   // an IPC handle
-	stream   uintptr     // this thread's own
-	event    uintptr     // this thread's own
-	pieces   []Piece     // page-locked: read by a kernel
-	params   [8]uint64   // of a kernel, by value
+	stream   uintptr     // of this thread alone
+	event    uintptr     // of this thread alone
+	pieces   []Piece     // page-locked, since a kernel reads them
+	params   [8]uint64   // parameters of a kernel, by value
 	paramAt  [8]uintptr  // the addresses of params
-	halted   uint64      // a word in device memory that tells a kernel's blocks to stop
-	epoch    uint32      // of the last kernel
-	affinity unix.CPUSet // where the thread may run when it is not bound
+	halted   uint64      // device address of the word that stops a kernel's blocks
+	epoch    uint32      // number of the last batch
+	affinity unix.CPUSet // CPUs of the thread before it was bound
 	bound    bool        // bound to CPUs near the GPU
-	window   Window      // of a thread for copies
-	coder    Coder       // likewise
+	window   Window      // only in a thread for copies
+	coder    Coder       // only in a thread for copies
 }
 
 // task is a function for a thread to run.
@@ -49,8 +50,8 @@ func (p *panicked) String() string {
 	return fmt.Sprintf("%v\non the GPU's thread:\n%s", p.value, p.stack)
 }
 
-// newThread starts a thread that never ends: a thread that the driver knows must not be destroyed. Go keeps those of callers,
-// too, unless a goroutine ends that is locked to one.
+// newThread starts a thread that never ends, since a thread that the driver knows must not be destroyed. Go keeps the
+// threads of callers, too, unless a goroutine ends that is locked to one.
 func newThread() *Thread {
 	t := &Thread{tasks: make(chan task)}
 	go func() {
@@ -91,7 +92,7 @@ func (t *Thread) do(fn func(*Thread)) {
 	}
 }
 
-// enter makes the GPU's context current. A caller's thread may have been another GPU's before.
+// enter makes the GPU's context current. A caller's thread may have had another GPU's context.
 func (t *Thread) enter() error { return t.call(&t.gpu.driver.fn.ctxSetCurrent, t.gpu.ctx) }
 
 // call makes a CUDA call. A sticky error takes the GPU out of service. Pointers among args are to fields of the
@@ -125,7 +126,7 @@ func (t *Thread) bind(g *GPU, notes []byte) error {
 	if t.tasks != nil {
 		t.bindCPUs(g)
 	}
-	if len(notes) > 0 { // a thread for files copies no pages
+	if len(notes) > 0 { // a thread for files has none, since it copies no pages
 		t.pieces = unsafe.Slice((*Piece)(unsafe.Pointer(&notes[0])), pieceSlots)
 		tables := notes[pieceSlots*int(unsafe.Sizeof(Piece{})):]
 		t.window.Extents, t.window.Sums, t.window.Expected = divide(tables)

@@ -8,14 +8,14 @@ import (
 	"unsafe"
 )
 
-// Window is device memory of a copy thread, which staged bytes pass through between the host's slot and the pages.
-// The GPU computes the checksums there, from the bytes that have crossed the bus, so that only reads and writes are
-// left to the CPU. Also, the copy engines move a slot as one piece, which is faster than a kernel that reaches over
-// the bus. A thread uses its window within one task only, so no task waits for a window.
+// Window is device memory of a copy thread. Staged bytes pass through it between the host's slot and the pages. The GPU
+// computes the checksums there, from the bytes that crossed the bus, and the CPU only reads and writes files. The copy
+// engines move a slot as one piece, which is faster than a kernel that reaches over the bus. A thread uses its window
+// within one task only, so no task waits for a window.
 type Window struct {
-	Extents  []Extent // to be summed: places in the window
-	Sums     []uint64 // of each extent
-	Expected []uint64 // what they should be
+	Extents  []Extent // extents to sum, by their places in the window
+	Sums     []uint64 // checksums, by extent
+	Expected []uint64 // the expected Sums
 
 	t       *Thread
 	address uint64
@@ -24,12 +24,12 @@ type Window struct {
 
 // threadMemory is the device memory of all windows of a GPU, or of all coders.
 type threadMemory struct {
-	bytes    atomic.Int64 // of each thread's window; 0: they are disabled
+	bytes    atomic.Int64 // bytes of each thread's window; 0: disabled
 	at       uint64
-	failures atomic.Int32 // in a row
+	failures atomic.Int32 // failures in a row
 }
 
-// failed counts a failure, and says whether it is the last that is put up with.
+// failed counts a failure, and reports whether it disables the memory.
 func (m *threadMemory) failed() bool { return m.failures.Add(1) >= failuresToDisable }
 
 func (m *threadMemory) succeeded() {
@@ -38,10 +38,10 @@ func (m *threadMemory) succeeded() {
 	}
 }
 
-// windowExtents is the most extents that a window sums at a time. 4 MiB have 64, unless pages are tiny.
+// windowExtents is the most extents that a window sums at once. 4 MiB have 64, unless pages are tiny.
 const windowExtents = 2048
 
-// windowTables is the page-locked memory of a window.
+// windowTables is the page-locked memory of a window, in bytes.
 const windowTables = windowExtents * int(unsafe.Sizeof(Extent{})+2*8)
 
 // divide lays out page-locked memory of windowTables bytes.
@@ -51,14 +51,14 @@ func divide(notes []byte) (extents []Extent, sums, expected []uint64) {
 	return extents, sums[:windowExtents:windowExtents], sums[windowExtents:]
 }
 
-// FitsWindow reports whether the copy threads have windows for so many bytes and extents. They have none if not
-// configured, without memory for them, and after [GPU.DisableWindows].
+// FitsWindow reports whether the copy threads have windows for the given bytes and extents. There are no windows if
+// they are not configured, after a lack of memory, and after [GPU.DisableWindows].
 func (g *GPU) FitsWindow(bytes int64, extents int) bool {
 	return extents <= windowExtents && bytes <= g.windows.bytes.Load()
 }
 
-// WindowFailed records that a window failed, or held wrong bytes; [GPU.WindowSucceeded] that one worked. Repeated
-// failures in a row disable the windows for good.
+// WindowFailed records that a window failed or held wrong bytes. Failures in a row, without [GPU.WindowSucceeded]
+// between them, disable the windows for good.
 func (g *GPU) WindowFailed(cause error) {
 	if g.windows.failed() {
 		g.DisableWindows(cause)
@@ -78,7 +78,7 @@ func (g *GPU) DisableWindows(cause error) {
 	}
 }
 
-// makeWindows allocates all windows. Without memory there are none.
+// makeWindows allocates all windows. If memory is short there are no windows.
 func (t *Thread) makeWindows() error {
 	g := t.gpu
 	if g.cfg.Window == 0 || g.kernels.sums.function == 0 {
@@ -111,14 +111,14 @@ func (w *Window) Begin(dir Direction, flag *Flag) Batch {
 	return b
 }
 
-// blocks is the number of thread blocks of a kernel on a window. Such a kernel works within device memory, many
-// times faster than the bus that brings the next window's bytes. So there is hardly ever more than one, however many
+// blocks is the number of thread blocks of a kernel on a window. Such a kernel works within device memory, many times
+// faster than the bus that brings the next window's bytes. So there is rarely more than one such kernel, however many
 // windows are in use, and a small share of the blocks would only slow it down.
 func (w *Window) blocks() int { return max(1, w.t.gpu.cfg.Blocks/2) }
 
-// Upload starts to copy src to offset at of the window, and to sum the first n of its extents there. If one of the
-// sums differs from the expected one, b, which scatters from the window, moves nothing. src, the extents and the
-// expected sums are in use until b's [Batch.Wait] has returned nil, or else until [Window.Sync] has.
+// Upload starts to copy src to offset at of the window, and to sum the first n of its extents there. If one of the sums
+// differs from the expected one, b, which scatters from the window, moves nothing. src, the extents and the expected
+// sums are in use until b's [Batch.Wait] returns nil or, after an error, until [Window.Sync] returns.
 func (w *Window) Upload(b *Batch, src []byte, at, n int) error {
 	if err := w.checkRange(at, len(src)); err != nil {
 		return err
@@ -150,7 +150,7 @@ func (w *Window) Differs(n int) int {
 	return -1
 }
 
-// Sync waits until nothing moves in the window any more.
+// Sync waits for all copies to and from the window.
 func (w *Window) Sync() error { return w.t.wait() }
 
 // Collect ends a batch that gathers into the window: it sums the first n extents, and copies them to the same places
@@ -172,7 +172,7 @@ func (w *Window) Collect(b *Batch, n int, dst []byte) error {
 				t.stream)
 		}
 	}
-	err = errors.Join(err, t.wait()) // nothing may be moving after the return
+	err = errors.Join(err, t.wait()) // no copy may run after the return
 	runtime.KeepAlive(dst)
 	if err == nil && b.flag.IsSet() {
 		return ErrStopped

@@ -14,17 +14,17 @@ import (
 	"github.com/kvhost/kvhost/gds"
 )
 
-// Mode is how an [IO] moves bytes.
+// Mode selects the routes of an [IO].
 type Mode int
 
 // Modes.
 const (
-	Auto   Mode = iota // cuFile where it works; an operation that fails is repeated through host memory
+	Auto   Mode = iota // cuFile if it works; a failed operation is repeated through host memory
 	Direct             // cuFile only
 	Staged             // through page-locked host memory only
 )
 
-// Route is how one operation went.
+// Route is the route of one operation.
 type Route int
 
 // Routes of an operation.
@@ -38,7 +38,7 @@ type IO struct {
 	gpu    *gds.GPU
 	cufile *gds.CuFile // nil: staged only
 	mode   Mode
-	slots  chan []byte // page-locked
+	slots  chan []byte // page-locked staging buffers
 	mem    []byte
 
 	// Fallbacks counts operations that failed in cuFile and were staged.
@@ -47,7 +47,7 @@ type IO struct {
 
 const slotBytes = 4 << 20
 
-// New makes an IO for a GPU. c is cuFile with its driver open, or nil. slots bounds the operations staged at a time.
+// New makes an IO for a GPU. c is cuFile with its driver open, or nil. slots bounds the concurrent staged operations.
 func New(g *gds.GPU, c *gds.CuFile, mode Mode, slots int) (*IO, error) {
 	if mode < Auto || mode > Staged || slots < 1 || slots > 1<<16 {
 		return nil, fmt.Errorf("%w: storage mode %d, %d slots", gds.ErrConfig, mode, slots)
@@ -89,7 +89,7 @@ type File struct {
 	why    error // why direct is nil
 }
 
-// Open opens a regular file. In mode Auto, a file that cuFile refuses is staged; [File.Direct] tells.
+// Open opens a regular file. In mode Auto, a file that cuFile refuses is staged; [File.Direct] reports that.
 func (f *IO) Open(name string, flag int, perm os.FileMode) (*File, error) {
 	file, err := openRegular(name, flag, perm)
 	if err != nil {
@@ -106,7 +106,7 @@ func (f *IO) Open(name string, flag int, perm os.FileMode) (*File, error) {
 	return d, nil
 }
 
-// openRegular never waits, neither for the other end of a pipe nor for a device.
+// openRegular opens a regular file. It does not block on a pipe or a device.
 func openRegular(name string, flag int, perm os.FileMode) (*os.File, error) {
 	file, err := os.OpenFile(name, flag&^os.O_TRUNC|unix.O_NONBLOCK|unix.O_NOCTTY, perm)
 	if err != nil {
@@ -125,7 +125,7 @@ func openRegular(name string, flag int, perm os.FileMode) (*os.File, error) {
 	return file, nil
 }
 
-// reopen opens an open file for direct I/O: the same one, whatever has its name by now.
+// reopen opens the same file for direct I/O, even if another file has its name now.
 func reopen(file *os.File, flag int) (*os.File, error) {
 	fd := fmt.Sprintf("/proc/self/fd/%d", file.Fd())
 	return os.OpenFile(fd, flag&^(os.O_CREATE|os.O_EXCL|os.O_TRUNC)|unix.O_DIRECT, 0)
@@ -146,7 +146,7 @@ func (d *File) register(flag int) error {
 	return nil
 }
 
-// Direct reports whether cuFile has the file, and if not, why.
+// Direct reports whether cuFile has the file. If not, the error is the reason.
 func (d *File) Direct() (bool, error) { return d.direct != nil, d.why }
 
 // Close closes the file. No operation may be in progress.

@@ -25,7 +25,8 @@ const (
 	workerKey  = "worker_id="
 )
 
-// progressMicroseconds is the longest time between looks of the agent's thread at what UCX has to do. An event wakes it before.
+// progressMicroseconds is the longest time between two runs of UCX's work by the agent's thread. An event wakes the
+// thread earlier.
 const progressMicroseconds = 100_000
 
 // config is nixl_capi_agent_config_t.
@@ -37,20 +38,20 @@ type config struct {
 	telemetry                      bool
 }
 
-// Agent is this process among others. It is safe for concurrent use.
+// Agent is this process as a peer of other agents. It is safe for concurrent use.
 type Agent struct {
 	lib  *Library
 	name string
-	made atomic.Uint64 // registrations since the start
+	made atomic.Uint64 // number of registrations since the start
 
-	mu      sync.RWMutex // held for reading by each call, and for writing by Close
+	mu      sync.RWMutex // read-locked by each call, locked by Close
 	agent   uintptr      // 0: closed
 	backend uintptr
 	workers []worker
 	next    atomic.Uint32
 
 	readsMu sync.Mutex
-	reads   map[*Read]bool // that have not ended
+	reads   map[*Read]bool // reads that have not ended
 
 	regions struct {
 		sync.RWMutex
@@ -60,14 +61,15 @@ type Agent struct {
 
 type region struct{ from, to uintptr }
 
-// worker is one of UCX, which has a spin lock. Where the processor copies, who holds that copies, so others must not get to it.
+// worker is a worker of UCX, which has a spin lock. If the processor copies, the holder of that lock copies, so other
+// threads must not spin on it.
 type worker struct {
 	sync.Mutex
-	options uintptr // for a request to it
+	options uintptr // options of a request to the worker
 }
 
-// Agent makes an agent with a UCX backend of so many workers, each of which moves one read at a time where the processor copies. The
-// name is to be that of no other agent that it meets.
+// Agent makes an agent with a UCX backend and a number of workers. If the processor copies, each worker moves one read
+// at a time. The name must differ from those of all agents that it meets.
 func (l *Library) Agent(name string, workers int) (*Agent, error) {
 	a := &Agent{lib: l, name: name, reads: map[*Read]bool{}, workers: make([]worker, workers)}
 	c := config{progressThread: true, sync: syncByRW, workers: uint32(workers), progressDelay: progressMicroseconds}
@@ -102,11 +104,11 @@ func (l *Library) Agent(name string, workers int) (*Agent, error) {
 	return a, nil
 }
 
-// Name is the agent's.
+// Name returns the agent's name.
 func (a *Agent) Name() string { return a.name }
 
-// Close ends the agent, and all reads that have not ended: their destinations are not written to any more. Registered memory is that of
-// the caller alone again.
+// Close ends the agent and all running reads: their destinations are not written to any more. Registered memory belongs
+// to the caller alone again.
 func (a *Agent) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -121,7 +123,7 @@ func (a *Agent) Close() error {
 	}
 	clear(a.reads)
 	errs = append(errs, a.lib.do(destroyAgent, a.agent))
-	if a.backend != 0 { // the handle; the backend was the agent's
+	if a.backend != 0 { // frees the handle only: the backend belonged to the agent
 		errs = append(errs, a.lib.do(destroyBackend, a.backend))
 	}
 	for i := range a.workers {
@@ -145,7 +147,8 @@ func (a *Agent) enter() error {
 
 func (a *Agent) leave() { a.mu.RUnlock() }
 
-// Register lets other agents read and write memory, which is not that of Go, and is this agent's for its own reads.
+// Register lets other agents read and write memory, and this agent use it for its own reads. The memory must not be
+// Go's.
 func (a *Agent) Register(mem []byte) error {
 	if err := a.registration(registerMemory, mem); err != nil {
 		return err
@@ -162,7 +165,7 @@ func (a *Agent) Register(mem []byte) error {
 
 func byAddress(r region, at uintptr) int { return cmp.Compare(r.from, at) }
 
-// Unregister ends a registration. Reads of that memory by others fail from then on. After Close it has nothing to do.
+// Unregister ends a registration. Reads of that memory by others fail from then on. After Close it has no effect.
 func (a *Agent) Unregister(mem []byte) error {
 	r := &a.regions
 	r.Lock()
@@ -176,7 +179,7 @@ func (a *Agent) Unregister(mem []byte) error {
 	return nil
 }
 
-// Has says whether memory is registered, in one piece.
+// Has reports whether memory is registered by one registration.
 func (a *Agent) Has(mem []byte) bool {
 	r := &a.regions
 	r.RLock()
@@ -189,7 +192,8 @@ func (a *Agent) Has(mem []byte) bool {
 	return i >= 0 && i < len(r.list) && at+uintptr(len(mem)) <= r.list[i].to
 }
 
-// Generation changes with what is registered: whoever has older metadata cannot read what came since.
+// Generation changes with each registration. A peer with metadata of an older generation cannot read newer
+// registrations.
 func (a *Agent) Generation() uint64 { return a.made.Load() }
 
 func address(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(mem))) }
@@ -211,7 +215,7 @@ func (a *Agent) registration(c call, mem []byte) error {
 	return errors.Join(err, l.do(destroyRegistration, list))
 }
 
-// Metadata is what other agents need in order to read what is registered.
+// Metadata returns the description that other agents need to read the registered memory.
 func (a *Agent) Metadata() ([]byte, error) {
 	if err := a.enter(); err != nil {
 		return nil, err
@@ -226,7 +230,7 @@ func (a *Agent) Metadata() ([]byte, error) {
 	return bytes.Clone(unsafe.Slice((*byte)(data), n)), nil
 }
 
-// Load learns another agent's metadata, or what has been added to it.
+// Load loads another agent's metadata, or additions to it.
 func (a *Agent) Load(name string, metadata []byte) error {
 	if err := a.enter(); err != nil {
 		return err
@@ -235,7 +239,7 @@ func (a *Agent) Load(name string, metadata []byte) error {
 	if len(metadata) == 0 {
 		return fmt.Errorf("%w: none", ErrMetadata)
 	}
-	if got, ok := nameIn(metadata); ok && got != name { // else NIXL would have taken in what it says of another agent's memory
+	if got, ok := nameIn(metadata); ok && got != name { // NIXL would load it for another agent
 		return fmt.Errorf("%w: of %q, want %q", ErrMetadata, got, name)
 	}
 	var said unsafe.Pointer
@@ -249,7 +253,7 @@ func (a *Agent) Load(name string, metadata []byte) error {
 	return nil
 }
 
-// nameIn is the name that metadata begins with: behind two tags its length, in eight bytes, and it.
+// nameIn returns the name in metadata, which begins with two tags, the name's length in eight bytes, and the name.
 func nameIn(metadata []byte) (name string, ok bool) {
 	rest, ok := bytes.CutPrefix(metadata, []byte("nixlSerDes|Agent"))
 	if !ok || len(rest) < 8 {
@@ -267,7 +271,8 @@ func gostring(p unsafe.Pointer) string {
 	return string(unsafe.Slice((*byte)(p), n))
 }
 
-// Forget forgets another agent. None of the reads from it may be under way: NIXL would not say any more when they have ended.
+// Forget removes another agent's metadata. No read from it may be running, since NIXL would not report its end any
+// more.
 func (a *Agent) Forget(name string) error {
 	if err := a.enter(); err != nil {
 		return err
@@ -290,8 +295,9 @@ type Read struct {
 	err      error
 }
 
-// Read begins to read parts of another agent's memory, one after the other, to registered memory of the same length. With an error
-// nothing has begun. What UCX refuses at once has: NIXL does not say how much of it.
+// Read begins to read parts of another agent's memory, one after the other, to registered memory of the same length.
+// With an error no read has begun. A refusal by UCX is the error of the returned read instead, since NIXL does not say
+// which parts have begun.
 func (a *Agent) Read(dst []byte, from string, parts []Part) (*Read, error) {
 	left := int64(len(dst))
 	for _, p := range parts {
@@ -316,7 +322,7 @@ func (a *Agent) Read(dst []byte, from string, parts []Part) (*Read, error) {
 			if len(r.requests) == 0 {
 				return nil, err
 			}
-			r.err = err // those that were begun are waited for
+			r.err = err // parts that were begun are waited for
 			break
 		}
 		dst = dst[p.Bytes:]
@@ -342,7 +348,7 @@ func (a *Agent) take() *worker {
 // begin posts the request for one part.
 func (r *Read) begin(dst []byte, from string, at uint64) (err error) {
 	l := r.agent.lib
-	var lists [2]uintptr // here and there
+	var lists [2]uintptr // local and remote
 	defer func() {
 		for _, list := range lists {
 			if list != 0 {
@@ -369,14 +375,14 @@ func (r *Read) begin(dst []byte, from string, at uint64) (err error) {
 	return nil
 }
 
-// Done says whether the read has ended, and how. What has ended needs no further call.
+// Done reports whether the read has ended, with its error. A read that has ended needs no further call.
 func (r *Read) Done() (bool, error) {
 	a := r.agent
 	if err := a.enter(); err != nil {
 		return true, err
 	}
 	defer a.leave()
-	if !r.worker.TryLock() { // it is busy with another read
+	if !r.worker.TryLock() { // the worker is busy with another read
 		return false, nil
 	}
 	defer r.worker.Unlock()
@@ -400,7 +406,7 @@ func (r *Read) Done() (bool, error) {
 	return true, r.err
 }
 
-// release gives a request back. One that has not ended is cancelled, as far as UCX can.
+// release frees a request. If it has not ended, it is cancelled as far as UCX can.
 func (r *Read) release(request uintptr) error {
 	return errors.Join(r.agent.lib.do(releaseRequest, r.agent.agent, request), r.agent.lib.do(destroyRequest, request))
 }

@@ -16,7 +16,7 @@ var (
 	ErrMetadata = errors.New("nixl: bad metadata")
 	// ErrUnregistered refuses memory that the agent does not have.
 	ErrUnregistered = errors.New("nixl: memory is not registered")
-	// ErrLength refuses parts that are not as long as their destination.
+	// ErrLength refuses parts with another length than their destination.
 	ErrLength = errors.New("nixl: parts and destination differ in length")
 	// ErrClosed says that the agent is closed.
 	ErrClosed = errors.New("nixl: agent is closed")

@@ -15,12 +15,12 @@ import (
 	"github.com/kvhost/kvhost/gds"
 )
 
-// Auto has [Open] look for the library: by the system's loader, then in the Python environment that is active.
+// Auto makes [Open] search for the library: by the system's loader, then in the active Python environment.
 const Auto = "auto"
 
 const libraryName = "libnixl_capi.so"
 
-// call names a function of the C interface, after nixl_capi_.
+// call is a function of the C interface, by its name without nixl_capi_.
 type call int
 
 const (
@@ -66,13 +66,14 @@ var callNames = [calls]string{
 type Library struct {
 	path string
 	addr [calls]uintptr
-	free uintptr // of the C library, for what is returned
+	free uintptr // free of the C library, for returned memory
 }
 
-// What UCX would do to a process of Go is off unless the environment says otherwise: to take its signals, SIGHUP among them, and to
-// rewrite munmap and others, for a cache that would not see what Go's runtime unmaps. Its warnings do not belong among the output. READs
-// over TCP are made of messages that the other side answers, and UCX 1.23 ends that process when it cannot ("Fatal: unexpected error:
-// Endpoint timeout", after 22 readers were killed): without emulation they are refused.
+// These defaults turn off, unless the environment sets them, features of UCX that harm a Go process: handling of its
+// signals, SIGHUP among them, and rewriting of munmap and others for a cache that would miss unmaps by Go's runtime.
+// They also turn off warnings in the output, and emulation: READs over TCP become messages that the other side answers,
+// and UCX 1.23 ends that process when it cannot ("Fatal: unexpected error: Endpoint timeout", after 22 readers were
+// killed). Without emulation such READs are refused.
 var ucxDefaults = map[string]string{
 	"UCX_HANDLE_ERRORS": "none", "UCX_ERROR_SIGNALS": "", "UCX_DEBUG_SIGNO": "0", "UCX_MEM_EVENTS": "n", "UCX_LOG_FILE": "stderr",
 	"UCX_PROTO_EMULATION_ENABLE": "n",
@@ -92,9 +93,9 @@ func Open(path string) (*Library, error) {
 	}
 	var why []error
 	for _, file := range places(path) {
-		// It has its own symbols and those of what it needs, which must not be taken for others of the process.
+		// Local symbols: those of the library and of its dependencies must not replace others of the process.
 		const noDelete = 0x1000
-		if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() { // to open a FIFO takes until another process writes to it
+		if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() { // opening a FIFO would block until another process writes to it
 			why = append(why, fmt.Errorf("%s is no regular file", file))
 			continue
 		}
@@ -110,7 +111,7 @@ func Open(path string) (*Library, error) {
 		errors.Join(why...))
 }
 
-// places are the files to try.
+// places returns the files to try.
 func places(path string) (list []string) {
 	if path == Auto {
 		list = append(list, libraryName)
@@ -156,15 +157,16 @@ func (l *Library) status(c call, args ...uintptr) Status {
 	return Status(int32(r))
 }
 
-// text is a string of C.
+// text returns a string as a C string.
 func text(s string) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(append([]byte(s), 0))) }
 
-// Path is the file of the library.
+// Path returns the file of the library.
 func (l *Library) Path() string { return l.path }
 
 var wheelVersion = regexp.MustCompile(`nixl_cu1\d-([0-9.]+)\.dist-info$`)
 
-// Version is NIXL's version where a wheel's directory says it, for the library does not; else empty.
+// Version returns NIXL's version from the directory of its wheel, since the library does not have it; "" if there is
+// none.
 func (l *Library) Version() string {
 	found, _ := filepath.Glob(filepath.Join(filepath.Dir(l.path), "..", "nixl_cu1*.dist-info"))
 	for _, name := range found {
@@ -175,9 +177,9 @@ func (l *Library) Version() string {
 	return ""
 }
 
-// mapped is the first file of a library of the process by a prefix of its name.
+// mapped returns the first mapped file of the process with a prefix of its name.
 func mapped(prefix string) string {
-	maps, _ := os.ReadFile("/proc/self/maps") // it exists where the library could be loaded
+	maps, _ := os.ReadFile("/proc/self/maps") // exists, since the library could be loaded
 	for line := range strings.Lines(string(maps)) {
 		if _, file, ok := strings.Cut(line, "/"); ok {
 			if file = "/" + strings.TrimSpace(file); strings.HasPrefix(filepath.Base(file), prefix) {

@@ -14,7 +14,7 @@ const (
 	componentCount = 1 << 1 // UCT_COMPONENT_ATTR_FIELD_MD_RESOURCE_COUNT
 )
 
-// component is the part of uct_component_attr_t that is asked for, and room for what else it has.
+// component is the requested part of uct_component_attr_t, with room for the rest.
 type component struct {
 	fields uint64
 	name   [16]byte
@@ -22,8 +22,8 @@ type component struct {
 	_      [128]byte
 }
 
-// Transports are the names of what UCX has found on this machine and can use: "tcp", "cma" for the memory of the user's other processes,
-// "ib" for InfiniBand and RoCE, and others. The variable UCX_TLS may leave some of them out.
+// Transports returns the names of the transports that UCX can use on this machine: "tcp", "cma" for the memory of the
+// user's other processes, "ib" for InfiniBand and RoCE, and others. The variable UCX_TLS may exclude some of them.
 func (l *Library) Transports() ([]string, error) {
 	file := mapped("libuct-")
 	if file == "" {
