@@ -11,15 +11,15 @@ import (
 )
 
 type AdmitOptions struct {
-	Capacity      uint64 // bytes behind it, over all roots
+	Capacity      uint64 // bytes of all roots behind the policy
 	Seed          uint64
 	Config        Config
-	MaxNamespaces uint32 // ids are below this; 0 for 1,024
-	State         State  // of an earlier instance
+	MaxNamespaces uint32 // namespace ids are below this; 0: 1,024
+	State         State  // saved by an earlier instance
 	Observe       Observer
 }
 
-// Admit decides which entries are stored at all, and which move to another level. It is safe for concurrent use; calls are
+// Admit decides which entries are stored, and which move to another level. It is safe for concurrent use; calls are
 // serialised. While a module is down after a fault, [AdmitsByDefault] answers.
 type Admit struct {
 	role[guest.Admitter]
@@ -28,10 +28,10 @@ type Admit struct {
 	allNew  bool
 }
 
-// TakesAllNew says that this is the built-in policy, which stores everything new and needs no question.
+// TakesAllNew reports whether this is the built-in policy, which stores every new entry and need not be asked.
 func (a *Admit) TakesAllNew() bool { return a.allNew }
 
-// NewAdmit starts an instance, from o.State if it can use that.
+// NewAdmit starts an instance, from o.State if the instance can use it.
 func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	a, err := m.newAdmit(ctx, o)
 	if err != nil || !m.acceptsState(&o.State, 0) {
@@ -44,7 +44,7 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	if a.loaded, err = a.in.Load(o.State.Data, 0); err != nil {
 		m.logUnusable(err)
 		a.in.Close()
-		return m.newAdmit(ctx, o) // nothing of the failed attempt remains, not even its fault count
+		return m.newAdmit(ctx, o) // the failed attempt leaves nothing, not even a fault in the count
 	}
 	return a, nil
 }
@@ -62,8 +62,8 @@ func (m *Module) newAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	return a, nil
 }
 
-// Namespace tells the policy a namespace's text, before any candidate that names its id. It is no error when the built-in policy
-// answers from now on.
+// Namespace passes a namespace's text to the policy, before any candidate with its id. The error is nil if the built-in
+// policy answers from now on.
 func (a *Admit) Namespace(id uint32, text string) error {
 	err := a.role.Namespace(id, text)
 	if err == nil || errors.Is(err, ErrNamespace) {
@@ -74,7 +74,7 @@ func (a *Admit) Namespace(id uint32, text string) error {
 	return a.err
 }
 
-// Admit writes one answer per candidate. dst is at least as long as the batch.
+// Admit writes one answer per candidate to dst, which is at least as long as the batch.
 func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -105,7 +105,7 @@ func (a *Admit) observed(batch []abi.Candidate, dst []bool) error {
 	return a.observe.watch(c, a.Stats, func() error { return a.ask(batch, dst) })
 }
 
-// ask calls the guest once. It may leave the call to [AdmitsByDefault].
+// ask calls the guest once. The guest may leave the answer to [AdmitsByDefault].
 func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 	n := uint32(len(batch))
 	args, err := sandbox.Records[abi.Candidate](a.in, abi.BufferArgs, n)

@@ -15,7 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
-// Media types of a module in a registry, and of what cosign signs for it: the payload of cosign 2, and the kind of statement that
+// Media types of a module in a registry and of its signed payloads: the payload of cosign 2, and the statement that
 // cosign 3 puts into an envelope.
 const (
 	wasmConfigType = "application/vnd.wasm.config.v0+json"
@@ -24,17 +24,17 @@ const (
 	cosignSigns    = "https://sigstore.dev/cosign/sign/v1"
 )
 
-// Bounds of what is read before anything is verified.
+// Bounds of data that is read before it is verified.
 const (
 	maxIndex = 256 << 10 // bytes of the index, and of each manifest
 	maxBlobs = 64
 )
 
-// artefact is a directory with an OCI image layout that holds one module, and cosign's signatures of it. Registries are
-// not asked: `cosign save` makes the directory, and so do other tools.
+// artefact is a directory with an OCI image layout that holds one module, and cosign's signatures of it. No registry is
+// contacted: `cosign save` and other tools make the directory.
 type artefact struct {
 	dir      string
-	manifest string // digest of the module's manifest, which is what is signed
+	manifest string // digest of the module's manifest, which the signatures sign
 }
 
 type descriptor struct {
@@ -42,18 +42,18 @@ type descriptor struct {
 	Annotations       map[string]string
 }
 
-// document is an index, what an index lists, or a bundle of cosign 3.
+// document is an index, an entry of an index, or a bundle of cosign 3.
 type document struct {
 	Config            descriptor
 	Layers, Manifests []descriptor
-	Envelope          struct { // one of DSSE
+	Envelope          struct { // a DSSE envelope
 		Payload     []byte
 		PayloadType string
 		Signatures  []struct{ Sig string }
 	} `json:"dsseEnvelope"`
 }
 
-// readArtefact finds the module. The error is an ErrArtefact if the directory has an index.
+// readArtefact reads the module of an artefact. The error is an ErrArtefact if the directory has an index.
 func readArtefact(ctx context.Context, dir string) (*file, error) {
 	a, index := &artefact{dir: dir}, document{}
 	text, err := regular.ReadFile(ctx, filepath.Join(dir, "index.json"), maxIndex)
@@ -96,7 +96,7 @@ func readArtefact(ctx context.Context, dir string) (*file, error) {
 	return f, nil
 }
 
-// blob reads what a digest is of.
+// blob reads the content with a digest.
 func (a *artefact) blob(ctx context.Context, digest string, most int64) ([]byte, error) {
 	hex, ok := strings.CutPrefix(digest, "sha256:")
 	if !ok || len(hex) != 64 || strings.Trim(hex, "0123456789abcdef") != "" {
@@ -112,8 +112,8 @@ func (a *artefact) blob(ctx context.Context, digest string, most int64) ([]byte,
 	return b, err
 }
 
-// signed are the payloads that name the module's manifest, and their signatures. All blobs are looked at: cosign 3 saves its
-// bundles, which refer to the module, without listing them.
+// signed returns the payloads that name the module's manifest, and their signatures. It reads all blobs, since cosign 3
+// saves its bundles, which refer to the module, without listing them.
 func (a *artefact) signed(ctx context.Context) (list []signature, err error) {
 	entries, err := os.ReadDir(filepath.Join(a.dir, "blobs", "sha256"))
 	if err != nil || len(entries) > maxBlobs {
@@ -150,16 +150,17 @@ func (a *artefact) signed(ctx context.Context) (list []signature, err error) {
 	return list, nil
 }
 
-// named reports whether a payload says that the module's manifest is signed. Other statements of a key, as of a build, do not.
+// named reports whether a payload signs the module's manifest. Other statements of a key, for example about a build, do
+// not.
 func (a *artefact) named(payload []byte) bool {
 	var p struct {
-		Critical struct { // of cosign 2
+		Critical struct { // field of cosign 2
 			Type  string
 			Image struct {
 				Digest string `json:"docker-manifest-digest"`
 			}
 		}
-		PredicateType string // of a statement of in-toto
+		PredicateType string // field of an in-toto statement
 		Subject       []struct{ Digest struct{ SHA256 string } }
 	}
 	if json.Unmarshal(payload, &p) != nil {

@@ -33,7 +33,7 @@ func known(options map[string]abi.Option) string {
 	return "it has " + strings.Join(slices.Sorted(maps.Keys(options)), ", ")
 }
 
-// text is the settings as a guest reads them: sorted lines "key=value\n".
+// text returns the settings in the form for a guest: sorted lines "key=value\n".
 func (c Config) text() (string, error) {
 	var b strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(c)) {
@@ -48,11 +48,11 @@ func (c Config) text() (string, error) {
 	return b.String(), nil
 }
 
-// Text is the settings in a canonical form.
+// Text returns the settings in a canonical form.
 func (c Config) Text() string {
 	text, err := c.text()
 	if err != nil {
-		return fmt.Sprintf("%q", map[string]string(c)) // no policy takes them
+		return fmt.Sprintf("%q", map[string]string(c)) // no policy accepts such settings
 	}
 	return text
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
-// Errors of opening a module. They are wrapped with the module's name and with what to do.
+// Errors of opening a module. They are wrapped with the module's name and a remedy.
 var (
 	// ErrNotFound means that there is no such file and no embedded policy of that name.
 	ErrNotFound = errors.New("policy: not found")
@@ -18,11 +18,11 @@ var (
 	ErrCache = sandbox.ErrCache
 	// ErrSelfTest means that the module failed a small amount of its own work.
 	ErrSelfTest = errors.New("policy: failed its self-test")
-	// ErrArtefact means that a directory has an OCI image layout, and not one of a module.
+	// ErrArtefact means that a directory has an OCI image layout, but not that of a module.
 	ErrArtefact = errors.New("policy: unusable artefact")
 	// ErrDigest means that the module is not the one that the configuration pins.
 	ErrDigest = errors.New("policy: wrong digest")
-	// ErrSignature means that the configuration requires a signature, and the module has none, or not one by that key.
+	// ErrSignature means that the configuration requires a signature, and the module has none by that key.
 	ErrSignature = errors.New("policy: no valid signature")
 )
 
@@ -32,7 +32,7 @@ var (
 	ErrRole = errors.New("policy: module lacks the role")
 	// ErrConfig means that a setting is unknown to the policy, has the wrong type, or was refused by it.
 	ErrConfig = sandbox.ErrConfig
-	// ErrMemory means that a limit of memory is reached: an instance's, or that of all instances.
+	// ErrMemory means that a limit of memory is reached, of one instance or of all.
 	ErrMemory = sandbox.ErrMemory
 )
 
@@ -43,10 +43,9 @@ var (
 	ErrFault = sandbox.ErrFault
 	// ErrFuel means that the call needed more fuel than it was given. It comes in a [Fault].
 	ErrFuel = sandbox.ErrFuel
-	// ErrTime means that the call took longer than sessions may wait for it. It comes in a [Fault].
+	// ErrTime means that the call exceeded its limit of time, since sessions wait for it. It comes in a [Fault].
 	ErrTime = sandbox.ErrTime
-	// ErrQuarantine means that the module is not started any more: it failed too often, or once if a fault stops the
-	// host.
+	// ErrQuarantine means that the module is not started any more: it failed too often, or once with [Stop].
 	ErrQuarantine = errors.New("policy: in quarantine")
 	// ErrClosed means that the role was closed.
 	ErrClosed = sandbox.ErrClosed
@@ -54,5 +53,5 @@ var (
 	ErrNamespace = errors.New("policy: unknown namespace")
 )
 
-// Fault describes what went wrong in a guest call. It matches [ErrFault], and Cause if there is one.
+// Fault describes the failure of a guest call. It matches [ErrFault], and Cause if there is one.
 type Fault = sandbox.Fault

@@ -11,7 +11,7 @@ import (
 
 // EvictOptions bind an eviction policy to one root.
 type EvictOptions struct {
-	MaxSlots uint32 // slots are below this
+	MaxSlots uint32 // slot numbers are below this
 	Capacity uint64 // bytes the root may hold
 	Seed     uint64
 	Config   Config
@@ -24,23 +24,23 @@ type EvictOptions struct {
 type Evict struct {
 	m        *Module
 	usage    sandbox.Usage
-	queue    []abi.Event // events to be delivered: the first n < len(queue)
+	queue    []abi.Event // the first n, below len(queue), are events to deliver
 	n        int
 	batch    int // most events in one call
 	maxSlots uint32
 	seen     duplicates
-	guest    guest.Evictor     // native
-	in       *sandbox.Instance // wasm
+	guest    guest.Evictor     // the guest, if it is native; otherwise nil
+	in       *sandbox.Instance // the instance, if the guest is wasm; otherwise nil
 	events   sandbox.Export
 	step     sandbox.Export
 	loaded   bool
 	left     bool     // the last answer left the question to the host
-	silences int      // in a row: see Unanswered
-	err      error    // why the policy ended
+	silences int      // silences in a row; see Unanswered
+	err      error    // the reason for which the policy ended; nil while it runs
 	observe  Observer // optional
 }
 
-// NewEvict starts an instance, from o.State if it can use that and otherwise with empty slots.
+// NewEvict starts an instance, from o.State if the instance can use it, otherwise with empty slots.
 func (m *Module) NewEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 	e, err := m.newEvict(ctx, o)
 	if err != nil || !m.acceptsState(&o.State, o.MaxSlots) {
@@ -57,7 +57,7 @@ func (m *Module) NewEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 	}
 	m.logUnusable(err)
 	e.in.Close()
-	return m.newEvict(ctx, o) // nothing of the failed attempt remains, not even its fault count
+	return m.newEvict(ctx, o) // the failed attempt leaves nothing, not even a fault in the count
 }
 
 func (m *Module) newEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
@@ -99,8 +99,8 @@ func (e *Evict) bind() error {
 	return nil
 }
 
-// eventQueue is how many events wait at most: those of several calls. A call made long after the last one finds neither
-// its code nor the policy's tables in the CPU caches, and costs 20 times as much as one right after another.
+// eventQueue is the most queued events: those of several calls, because a call right after another is 20 times cheaper
+// than a late one (see the package comment).
 const eventQueue = 4 * sandbox.MaxBatch
 
 // Event queues an event. It is delivered with others: when the queue is full, by Victims, or by Flush.
@@ -114,8 +114,8 @@ func (e *Evict) Event(ev abi.Event) error {
 	return nil
 }
 
-// Next is where to write all fields of the next event, which Commit then queues. It saves a copy where events come by
-// the thousand.
+// Next returns the place of the next event, which Commit queues. The caller writes all its fields. It saves a copy for
+// events by the thousand.
 func (e *Evict) Next() *abi.Event { return &e.queue[e.n] }
 
 // Commit queues the event that was written to Next.
@@ -138,7 +138,7 @@ func (e *Evict) Flush() error {
 	return nil
 }
 
-// deliver calls the guest as often as it takes.
+// deliver passes events to the guest in one or more calls.
 func (e *Evict) deliver(events []abi.Event) error {
 	for len(events) > 0 {
 		n := min(len(events), e.batch)
@@ -154,7 +154,7 @@ func (e *Evict) observed(events []abi.Event) error {
 	return e.observe.watch(&Call{Events: events, Allowed: e.fuel(len(events))}, e.Stats, func() error { return e.call(events) })
 }
 
-// fuel is what a call with so many records may use; a native guest has no limit.
+// fuel returns the fuel of a call with the given number of records. A native guest has no limit.
 func (e *Evict) fuel(records int) uint64 {
 	if e.in == nil {
 		return 0
@@ -184,7 +184,7 @@ func (e *Evict) call(events []abi.Event) error {
 	return err
 }
 
-// write copies events to where the guest reads them.
+// write copies events into the guest's buffer.
 func (e *Evict) write(events []abi.Event) (n uint64, err error) {
 	if len(events) == 0 {
 		return 0, nil
@@ -196,7 +196,7 @@ func (e *Evict) write(events []abi.Event) (n uint64, err error) {
 }
 
 // Victims delivers the queued events and asks for victims, in one call. It writes slots to dst, best victim first, and
-// returns how many: as many as would free ask.Bytes, or fewer. Slots are in range and distinct. The caller checks that
+// returns their number: enough to free ask.Bytes, or fewer. Slots are in range and distinct. The caller checks that
 // they are resident and not pinned.
 func (e *Evict) Victims(ask abi.Ask, dst []uint32) (int, error) {
 	if e.err != nil {
@@ -239,7 +239,7 @@ func (e *Evict) observedVictims(ask abi.Ask, dst []uint32) (n int, err error) {
 	return n, nil
 }
 
-// before is how many of the queued events do not fit the call that asks for victims.
+// before returns the number of queued events that do not fit the call for victims, and are delivered before it.
 func (e *Evict) before() int {
 	if e.n <= e.batch {
 		return 0
@@ -272,11 +272,11 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	// What an answer takes follows from what it must pass over, not from how much is asked for.
+	// The cost of an answer depends on the entries that the policy passes over, not on the bytes asked for.
 	n, ok, err := e.in.Count(&e.step, events, abi.EventSize, len(last),
 		e.m.code.Limits().For(len(last)+sandbox.MaxVictims))
 	if err != nil || !ok {
-		e.left = true // the host decides by last touch
+		e.left = true // the policy left the question: the host decides by last touch
 		return 0, err
 	}
 	if n > uint32(len(dst)) {
@@ -287,11 +287,11 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 	return int(n), err
 }
 
-// MaxSilences is how many answers in a row may name no entry that can go while another one can. One more is a fault.
+// MaxSilences is the most answers in a row without an evictable entry while there is one. One more is a fault.
 const MaxSilences = 64
 
-// Unanswered is called when the last answer named no entry that can go while another one can. It returns a fault when that
-// has lasted, and the policy has ended then. To leave the question to the host is no fault.
+// Unanswered counts an answer without an evictable entry while there is one. After [MaxSilences] in a row it ends the
+// policy and returns a fault. A policy that leaves the question to the host has no fault.
 func (e *Evict) Unanswered() error {
 	if e.left {
 		return nil
@@ -302,11 +302,11 @@ func (e *Evict) Unanswered() error {
 	return e.drop(e.bad("named no entry that can go in %d questions in a row, although there were some", e.silences))
 }
 
-// Answered is called when an entry went that the policy had named.
+// Answered ends a row of silences: an entry that the policy named was evicted.
 func (e *Evict) Answered() { e.silences = 0 }
 
-// VictimsAhead is how many victims may be named before they are needed, by the manifest: 0 for a policy that must be
-// asked each time.
+// VictimsAhead returns the manifest's number of victims that may be named before they are needed; 0 for a policy that
+// must be asked each time.
 func (e *Evict) VictimsAhead() int { return int(e.m.manifest.VictimsAhead) }
 
 // judge checks an answer of n victims.
@@ -325,7 +325,7 @@ func (e *Evict) judge(dst []uint32, n int) error {
 	return nil
 }
 
-// Ended says whether the policy has failed or was closed: every call returns an error.
+// Ended reports whether the policy has failed or was closed. Every call then returns an error.
 func (e *Evict) Ended() bool { return e.err != nil }
 
 func (e *Evict) Close() error {

@@ -9,35 +9,35 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// OnFault says what the host does when a policy fails.
+// OnFault is the host's reaction to a failed policy.
 type OnFault uint8
 
 const (
 	// UseBuiltin: the built-in policy answers while the module is restarted, and permanently once it is in quarantine.
 	UseBuiltin OnFault = iota
-	// Stop: the host ends. Until then, nothing answers for the module.
+	// Stop: the host ends. Until then the role has no answers.
 	Stop
 )
 
-// Verdict is what a role does after a fault of its module.
+// Verdict is the reaction of a role to a fault of its module.
 type Verdict uint8
 
 const (
-	Restart    Verdict = iota // after a pause, during which the built-in policy answers
-	Quarantine                // never: the built-in policy answers from now on
-	Halt                      // nothing: the host is told to end
+	Restart    Verdict = iota // restart after a pause, during which the built-in policy answers
+	Quarantine                // no restart: the built-in policy answers from now on
+	Halt                      // no answers: the host is asked to end
 )
 
 // guard counts a module's faults, over all its roles.
 type guard struct {
 	mu          sync.Mutex
 	onFault     OnFault
-	stop        func(error) // called once
+	stop        func(error) // called once, with the fault
 	backoff     Backoff
 	quarantined error
 }
 
-// Failed records that a role of the module failed, and returns what to do about it.
+// Failed records a failure of a role of the module, and returns the verdict and the pause before a restart.
 func (m *Module) Failed(role abi.Role, cause error) (Verdict, time.Duration) {
 	g := &m.guard
 	g.mu.Lock()
@@ -54,7 +54,7 @@ func (m *Module) Failed(role abi.Role, cause error) (Verdict, time.Duration) {
 		g.quarantined = cause
 		return Halt, 0
 	}
-	if m.code == nil { // native: the same would happen again
+	if m.code == nil { // native code would fail in the same way again
 		log.Error("policy failed; the built-in one takes over", "policy", m.name)
 		return Quarantine, 0
 	}
@@ -72,7 +72,7 @@ func (m *Module) Failed(role abi.Role, cause error) (Verdict, time.Duration) {
 	return Restart, pause
 }
 
-// Quarantined is why the module is not started any more, nil while it may be.
+// Quarantined returns the reason for the module's quarantine, or nil.
 func (m *Module) Quarantined() error {
 	m.guard.mu.Lock()
 	defer m.guard.mu.Unlock()

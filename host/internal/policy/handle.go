@@ -7,21 +7,21 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Handle is a counted reference to a [Module], with the label and the settings under which it is used. The module is
-// closed when the last reference is released.
+// Handle is a counted reference to a [Module], with a label and settings. The module is closed when the last reference
+// is released.
 //
 // Ownership: the function that creates a handle ([NewHandle], [BuiltinHandle], [Handle.As]) gives its caller one
 // reference. A function that is passed a handle borrows it for the duration of the call: to keep it longer it takes a
-// reference with [Handle.Acquire]. Where a function or a field takes over the caller's reference instead, its comment
-// says so. Every reference is released exactly once, after everything made from the module (an [Evict], [Admit],
-// [Place] or [Layout]) was closed.
+// reference with [Handle.Acquire]. If a function or a field takes over the caller's reference instead, its comment says
+// so. Every reference is released exactly once, after everything made from the module (an [Evict], [Admit], [Place] or
+// [Layout]) was closed.
 //
 // A handle is safe for concurrent use.
 type Handle struct {
 	Module *Module
-	Label  string // the operator's name for the policy; by default the module's
+	Label  string // the operator's name for the policy; default: the module's name
 	Config Config
-	Levels uint8 // bits: the levels of a store into which an admit policy admits moves
+	Levels uint8 // one bit for each level of a store that an admit policy admits moves to
 	refs   *moduleRefs
 }
 
@@ -31,7 +31,7 @@ type moduleRefs struct {
 	closed func(*Module, error)
 }
 
-// NewHandle returns a handle for a module, which it takes over. An empty label is the module's name. closed is told
+// NewHandle returns a handle for a module, which it takes over. An empty label is the module's name. closed is called
 // when the last reference was released and the module was closed; it may be nil.
 func NewHandle(m *Module, label string, c Config, closed func(*Module, error)) *Handle {
 	refs := &moduleRefs{closed: closed}

@@ -9,31 +9,31 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
-// Inspection is what can be learned about a module without running it.
+// Inspection describes a module that was not run.
 type Inspection struct {
-	Name     string           `json:"name"`           // the manifest's, or the file's
-	Path     string           `json:"path,omitempty"` // where it was found; empty when it is embedded in the host
-	Digest   string           `json:"sha256"`         // of its bytes in hexadecimal
+	Name     string           `json:"name"`           // name in the manifest, or of the file
+	Path     string           `json:"path,omitempty"` // path of the file; empty if the module is embedded in the host
+	Digest   string           `json:"sha256"`         // digest of the bytes in hexadecimal
 	Bytes    int              `json:"bytes"`
-	Manifest *abi.Manifest    `json:"manifest"` // nil when it has none
-	Roles    []abi.Role       `json:"-"`        // its exports have their functions
+	Manifest *abi.Manifest    `json:"manifest"` // nil if there is none
+	Roles    []abi.Role       `json:"-"`        // roles whose functions it exports
 	Imports  []sandbox.Import `json:"imports"`
-	Counts   []meter.Count    `json:"-"` // its size in everything that is limited
+	Counts   []meter.Count    `json:"-"` // counts of everything that is limited
 
-	MemoryPages uint32       `json:"memory_pages"`           // of 64 KiB, at its start
-	MostPages   uint32       `json:"most_memory_pages"`      // that it may grow to
-	Fuel        sandbox.Fuel `json:"fuel"`                   // what a call of its roles gets, and what on top for a record
-	MostFuel    uint64       `json:"fuel_most"`              // for one call whatever the records
-	Batch       int          `json:"batch"`                  // events in one call
-	StateFormat string       `json:"state_format,omitempty"` // of what kv_save gives; empty when it keeps none
+	MemoryPages uint32       `json:"memory_pages"`           // pages of 64 KiB at the start
+	MostPages   uint32       `json:"most_memory_pages"`      // most pages of 64 KiB
+	Fuel        sandbox.Fuel `json:"fuel"`                   // fuel of a call, and for each record
+	MostFuel    uint64       `json:"fuel_most"`              // limit of one call, whatever its records
+	Batch       int          `json:"batch"`                  // most events in one call
+	StateFormat string       `json:"state_format,omitempty"` // format of saved states; empty if it saves none
 
-	// Refused is why the module would not be loaded with these options. It is nil if no reason was found; the code was
-	// neither validated nor run.
+	// Refused is the reason for which the module would not be loaded with these options. It is nil if none was found;
+	// the code was neither validated nor run.
 	Refused error `json:"-"`
 }
 
 // Inspect reads a module as [Open] would, by path or name, and runs nothing. It returns an error only if the module
-// cannot be read at all; one that would be refused is described as far as possible.
+// cannot be read at all. A module that would be refused is described as far as possible.
 func Inspect(ctx context.Context, name string, opt Options) (*Inspection, error) {
 	f, err := read(ctx, name, &opt)
 	if err != nil {
@@ -75,7 +75,7 @@ func Inspect(ctx context.Context, name string, opt Options) (*Inspection, error)
 	return i, nil
 }
 
-// Grants are those that the module's imports need, sorted.
+// Grants returns the grants that the module's imports need, sorted.
 func (i *Inspection) Grants() []string {
 	var grants []string
 	for _, im := range i.Imports {

@@ -15,12 +15,12 @@ import (
 type LayoutOptions struct {
 	Seed          uint64
 	Config        Config
-	MaxNamespaces uint32 // ids are below this; 0 for 1,024
+	MaxNamespaces uint32 // namespace ids are below this; 0: 1,024
 	Observe       Observer
 }
 
-// Layout decides how a payload's page bytes are ordered. It is safe for concurrent use; calls are serialised. While a
-// module is down after a fault, the built-in policy answers.
+// Layout decides about the order of a payload's page bytes. It is safe for concurrent use; calls are serialised. While
+// a module is down after a fault, the built-in policy answers.
 type Layout struct {
 	role[guest.Layouter]
 	observe Observer
@@ -88,12 +88,12 @@ func (l *Layout) plan(h abi.LayoutHeader, planes []abi.Plane, nsText string, g k
 	return plan, segments, nil
 }
 
-// fuel is what an answer may use.
+// fuel returns the fuel of an answer.
 func (l *Layout) fuel(h *abi.LayoutHeader) uint64 {
 	return l.m.code.Limits().ForPages(uint64(h.Planes) * uint64(h.Blocks))
 }
 
-// segments asks the guest, after telling it of the namespace.
+// segments asks the guest, after it has passed the namespace's text.
 func (l *Layout) segments(h abi.LayoutHeader, planes []abi.Plane, nsText string) ([]abi.Segment, error) {
 	if err := l.announce(h.Namespace, nsText); err != nil {
 		return nil, err

@@ -11,39 +11,41 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
-// Options say how a module is found and what it may do.
+// Options tell where to find a module, and limit it.
 type Options struct {
 	Log *slog.Logger
 	// Dir is searched for names before the embedded policies; empty for none.
 	Dir string
 	// Grants are the imports that the operator allows. A module gets a grant if its manifest requests it, too.
-	// "wasi-stub" need not be listed: it opens nothing (no files, a clock that stands still, seeded random numbers).
+	// "wasi-stub" need not be listed: it gives access to nothing (no files, an artificial clock, seeded random
+	// numbers).
 	Grants []string
-	// SHA256 is the digest of the module in hexadecimal; any other module is refused. Empty for any.
+	// SHA256 is the digest of the module in hexadecimal; any other module is refused. Empty: any module.
 	SHA256 string
-	// PublicKey is a minisign key, its line of base64 or the whole file, by which <module>.minisig must sign the module; or
-	// a PEM of cosign's, by which <module>.sig must, or a signature in the module's artefact. Empty for none.
+	// PublicKey is the key that must have signed the module. A minisign key, its line of base64 or the whole file,
+	// verifies <module>.minisig. A PEM of cosign verifies <module>.sig or a signature in the module's artefact. Empty:
+	// no signature is needed.
 	PublicKey string
-	// MemoryPages is the most memory of an instance, in pages of 64 KiB, if its manifest does not ask for less. 0 is 1,024
+	// MemoryPages is the most memory of an instance, in pages of 64 KiB, unless its manifest asks for less. 0: 1,024
 	// pages and, for an evict policy, 128 bytes for each slot.
 	MemoryPages uint32
 	// Memory bounds the memory of all instances that share it; nil for no limit.
 	Memory *sandbox.MemoryBudget
 	// Fuel bounds what calls may execute.
 	Fuel sandbox.Fuel
-	// OnFault says what follows a fault. Stop is told why the host should end; it must not block.
+	// OnFault is the reaction to a fault. Stop gets the reason to end the host; it must not block.
 	OnFault OnFault
 	Stop    func(error)
 	// Cache stores compiled code; optional.
 	Cache *sandbox.Cache
 
-	// Profile collects the fuel of the module's functions. Calls are slow then, and have no limit of time.
+	// Profile collects the fuel of the module's functions. With it, calls are slow and have no limit of time.
 	Profile *sandbox.Profile
 
-	// SkipSelfTest loads a module without running it. It is for programs that judge modules themselves.
+	// SkipSelfTest loads a module without its self-test, for programs that judge modules themselves.
 	SkipSelfTest bool
 
-	cpuClock func() time.Duration // for tests
+	cpuClock func() time.Duration // set by tests; nil: the real clock
 }
 
 // Module is a policy that was loaded, checked and compiled: the source of instances for its roles. It is safe for
@@ -52,31 +54,31 @@ type Module struct {
 	name     string
 	digest   string
 	manifest abi.Manifest
-	known    bool // the manifest is the module's own, so settings are checked against it
+	known    bool // the module has a manifest of its own, and settings are checked against it
 	roles    [abi.Roles]bool
 	log      *slog.Logger
 	guard    guard
 
-	pages  uint32 // the operator's limit of memory; 0 for the default
+	pages  uint32 // the operator's limit of memory; 0: the default
 	memory *sandbox.MemoryBudget
 
-	make func(guest.Info) (any, error) // native
-	code *sandbox.Code                 // wasm
+	make func(guest.Info) (any, error) // makes a native guest; nil for wasm
+	code *sandbox.Code                 // nil for a native module
 }
 
-// Name is the manifest's name, or the file's.
+// Name returns the manifest's name, or the file's.
 func (m *Module) Name() string { return m.name }
 
-// Digest is the SHA-256 of the module's bytes in hexadecimal, or "native".
+// Digest returns the SHA-256 of the module's bytes in hexadecimal, or "native".
 func (m *Module) Digest() string { return m.digest }
 
-// Manifest describes the module. A module without a manifest gets one with its name and roles.
+// Manifest returns the module's manifest. A module without one gets one with its name and roles.
 func (m *Module) Manifest() abi.Manifest { return m.manifest }
 
 // Has reports whether the module has the role.
 func (m *Module) Has(r abi.Role) bool { return r < abi.Roles && m.roles[r] }
 
-// Counters are the sums that the module's instances reported through counter_add, by the manifest's names.
+// Counters returns the sums that the module's instances reported through counter_add, by the manifest's names.
 func (m *Module) Counters() map[string]int64 {
 	if m.code == nil || len(m.manifest.Counters) == 0 {
 		return nil
@@ -96,7 +98,7 @@ func (m *Module) Close(ctx context.Context) error {
 	return m.code.Close(ctx)
 }
 
-// settings are what a role's instances are made with.
+// settings are the settings of a role's instances.
 type settings struct {
 	role   abi.Role
 	config Config

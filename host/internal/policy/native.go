@@ -23,7 +23,7 @@ func NativeModule(name string, roles []abi.Role, make func(guest.Info) (any, err
 	return m
 }
 
-// Builtin is the policy that answers when no module does: lru, [AdmitsByDefault], fanout, layermajor.
+// Builtin returns the policy that answers without a module: lru, [AdmitsByDefault], fanout, layermajor.
 func Builtin(role abi.Role) *Module {
 	b := &builtins[role]
 	m := NativeModule(b.name, []abi.Role{role}, b.make)
@@ -38,7 +38,7 @@ var builtins = [abi.Roles]struct {
 	name string
 	make func(guest.Info) (any, error)
 
-	ahead uint32 // as in its manifest
+	ahead uint32 // victims_ahead of its manifest
 }{
 	abi.RoleEvict:  {"lru", func(i guest.Info) (any, error) { return lru.New(i) }, 192},
 	abi.RoleAdmit:  {"admit-default", func(guest.Info) (any, error) { return admitDefault{}, nil }, 0},
@@ -46,11 +46,14 @@ var builtins = [abi.Roles]struct {
 	abi.RoleLayout: {"layermajor", func(i guest.Info) (any, error) { return layermajor.New(i) }, 0},
 }
 
-// AdmitsByDefault is the answer of the built-in admit policy. Everything new is stored. What a level evicts goes on to the
-// next one if a lookup has granted it there, or if it is inside of a prefix: it begins one, or its parent is resident,
-// and something continues it. What ends a prefix and was never hit is mostly the end of a prompt, which no other prompt has
-// in common. What is granted gets a copy in a nearer level at its second hit, or at the first where nothing goes for it.
-// [guest.Elsewhere] goes first.
+// AdmitsByDefault is the answer of the built-in admit policy.
+//
+// Every new entry is stored. An entry that a level evicts moves to the next level if a lookup has granted it there, or
+// if it is inside a prefix: it begins one, or its parent is resident, and another entry continues it. The end of a
+// prefix without a hit is mostly the end of a prompt, which no other prompt shares.
+//
+// A granted entry is copied to a nearer level at its second hit, or at its first if no other entry is evicted for it.
+// [guest.Elsewhere] decides before these rules.
 func AdmitsByDefault(c *abi.Candidate) bool {
 	if admits, decided := guest.Elsewhere(c); decided {
 		return admits
@@ -67,7 +70,8 @@ func AdmitsByDefault(c *abi.Candidate) bool {
 	return false
 }
 
-// promotedAt is which hit of an entry brings it nearer where others go for it: the first may be the only one.
+// promotedAt is the hit that copies an entry nearer if other entries are evicted for it, since a first hit may be the
+// only one.
 const promotedAt = 2
 
 type admitDefault struct{}

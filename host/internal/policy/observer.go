@@ -6,8 +6,8 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Call is one call into a guest: a batch of events, with a question for victims or without, a batch of candidates, a query for a
-// path, or a geometry.
+// Call is one call into a guest: a batch of events, possibly with a question for victims; a batch of candidates; a
+// query for a path; or a geometry.
 type Call struct {
 	Events     []abi.Event
 	Ask        *abi.Ask
@@ -15,22 +15,22 @@ type Call struct {
 	Candidates []abi.Candidate
 	Admitted   []bool
 	Query      *abi.PlaceQuery
-	Roots      []abi.RootFacts // as the guest was told
-	Path       []byte          // empty: the built-in name
+	Roots      []abi.RootFacts // the facts that the guest has
+	Path       []byte          // the answer; empty: the built-in name
 	Root       uint32
 	Geometry   *abi.LayoutHeader
 	Segments   []abi.Segment
 	Fuel       uint64
 	Allowed    uint64
 	Time       time.Duration
-	Err        error // for what the call or its answer was refused
+	Err        error // the refusal of the call or of its answer; nil if there was none
 }
 
-// Observer gets each call of a role after it was made, for authors of policies who look at single decisions. What a Call
-// holds is valid until it returns. An error ends the role.
+// Observer gets each call of a role after its end, for authors of policies that inspect single decisions. The fields of
+// a Call are valid until the observer returns. An error ends the role.
 type Observer func(*Call) error
 
-// watch makes a call and passes it on.
+// watch makes a call and passes it to the observer.
 func (o Observer) watch(c *Call, stats func() Stats, call func() error) error {
 	before := stats()
 	c.Err = call()

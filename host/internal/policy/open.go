@@ -29,10 +29,10 @@ func Open(ctx context.Context, name string, opt Options) (*Module, error) {
 	return load(ctx, name, f, opt)
 }
 
-// label is what a module without a manifest is called.
+// label returns the name of a module without a manifest.
 func label(name string) string { return strings.TrimSuffix(filepath.Base(name), ".wasm") }
 
-// file is a module as it was found.
+// file is the bytes of a module and their place.
 type file struct {
 	path     string // empty for an embedded policy
 	bytes    []byte
@@ -58,7 +58,7 @@ func read(ctx context.Context, name string, opt *Options) (*file, error) {
 	}
 	for _, path := range places {
 		if bare && path == name && !strings.HasSuffix(name, ".wasm") {
-			continue // "lru" is a name, even if there is a directory lru
+			continue // "lru" names a policy, even if there is a directory lru
 		}
 		b, err := regular.ReadFile(ctx, path, sandbox.MaxModuleBytes)
 		if err == nil {
@@ -110,7 +110,7 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	if err != nil {
 		return nil, refused(name, err)
 	}
-	if opt.SkipSelfTest || opt.Profile != nil { // a profile has the caller's calls alone
+	if opt.SkipSelfTest || opt.Profile != nil { // a profile contains only the caller's calls
 		return m, nil
 	}
 	if err := m.selfTest(ctx); err != nil {
@@ -119,7 +119,8 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	return m, nil
 }
 
-// refused is why a module is not loaded. It is not the module's fault when the compiler was ended, or could not start.
+// refused returns the error for a module that is not loaded. The module is not blamed if the compiler was killed or
+// could not start.
 func refused(name string, err error) error {
 	if errors.Is(err, sandbox.ErrCompiler) || errors.Is(err, context.Canceled) {
 		return fmt.Errorf("policy: %s not compiled: %w", name, err)
@@ -131,7 +132,7 @@ func refused(name string, err error) error {
 	return fmt.Errorf("%w: %s: %w", ErrBadModule, name, err)
 }
 
-// examine checks a module as far as possible before it is compiled, and returns how many pages of memory it may have.
+// examine checks a module as far as possible before it is compiled, and returns its most pages of memory.
 func examine(ctx context.Context, name string, f *file, opt *Options) (*Module, *sandbox.Scan, uint32, error) {
 	m := &Module{name: label(name), digest: f.digest, log: opt.Log, pages: opt.MemoryPages, memory: opt.Memory}
 	m.guard.onFault, m.guard.stop = opt.OnFault, opt.Stop
@@ -163,7 +164,7 @@ func examine(ctx context.Context, name string, f *file, opt *Options) (*Module, 
 	return m, s, pages, nil
 }
 
-// pinned checks the module against the digest and the public key of the configuration.
+// pinned checks a module against the digest and the public key of the configuration.
 func pinned(ctx context.Context, f *file, opt *Options) error {
 	if opt.SHA256 != "" && !strings.EqualFold(opt.SHA256, f.digest) {
 		return fmt.Errorf("%w: its SHA-256 is %s, wanted is %s", ErrDigest, f.digest, opt.SHA256)
@@ -174,7 +175,7 @@ func pinned(ctx context.Context, f *file, opt *Options) error {
 	return nil
 }
 
-// memoryPages is the most that the memory of any instance of a module may have.
+// memoryPages returns the most pages of memory of an instance of a module.
 func memoryPages(manifest abi.Manifest, most uint32) uint32 {
 	pages := cmp.Or(manifest.MemoryPages, most, sandbox.DefaultPages)
 	return min(pages, cmp.Or(most, pages), abi.MaxMemoryPages)

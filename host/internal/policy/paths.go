@@ -2,7 +2,7 @@ package policy
 
 import "fmt"
 
-// pathChars are the bytes that a path component may hold.
+// pathChars holds the bytes that a path component may contain.
 var pathChars = func() (t [256]bool) {
 	for _, c := range []byte("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._=@+-") {
 		t[c] = true
@@ -10,7 +10,7 @@ var pathChars = func() (t [256]bool) {
 	return t
 }()
 
-// plainChars is 1 for those of them that need no other look.
+// plainChars is 1 for bytes of a path that need no further check.
 var plainChars = func() (t [256]uint8) {
 	for c, ok := range pathChars {
 		if ok && c != '.' {
@@ -20,7 +20,7 @@ var plainChars = func() (t [256]uint8) {
 	return t
 }()
 
-// plain is how many bytes at the start of a path are plain, at least: eight are looked at together, because that takes
+// plain returns a lower bound of the plain bytes at the start of a path. It tests eight at once, because this test is
 // most of the time of naming a piece.
 func plain(path []byte) (n int) {
 	for ; len(path)-n >= 8; n += 8 {
@@ -41,8 +41,8 @@ func CheckPath(path []byte) error {
 	return nil
 }
 
-// pathError says how a path breaks the rules of the contract; it is empty for a legal path. The rules keep every path
-// inside its root and legal on every file system we know of.
+// pathError describes how a path breaks the rules of the contract; it is empty for a legal path. The rules keep every
+// path inside its root and legal on all known file systems.
 func pathError(path []byte) string {
 	if len(path) == 0 {
 		return "gave an empty path"

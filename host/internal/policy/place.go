@@ -14,21 +14,21 @@ import (
 type PlaceOptions struct {
 	Seed          uint64
 	Config        Config
-	MaxNamespaces uint32 // ids are below this; 0 for 1,024
+	MaxNamespaces uint32 // namespace ids are below this; 0: 1,024
 	Observe       Observer
 }
 
-// maxRoots bounds the facts a policy is given.
+// maxRoots bounds the roots that a policy gets facts about.
 const maxRoots = 64
 
-// Place names new pieces. Each is asked for once, and the answer need not follow from the question: names are written
-// down. It is safe for concurrent use; calls are serialised. While a module is down after a fault, and once it is in
-// quarantine, new pieces get the built-in names.
+// Place names new pieces. It is asked once for each piece, and its answers may differ for equal questions, since names
+// are written down. It is safe for concurrent use; calls are serialised. While a module is down after a fault, and once
+// it is in quarantine, new pieces get the built-in names.
 type Place struct {
 	role[guest.Placer]
 	observe Observer
 	roots   []abi.RootFacts
-	told    *sandbox.Instance // of the roots
+	told    *sandbox.Instance // the instance that has the present facts
 }
 
 const answerBytes = abi.PlaceAnswerSize + MaxPath
@@ -54,9 +54,9 @@ func (p *Place) SetRoots(roots []abi.RootFacts) {
 	p.roots, p.told = slices.Clone(roots[:min(len(roots), maxRoots)]), nil
 }
 
-// Path appends a new piece's path below its root to dst: nothing where it gets the built-in name, which it does with every
-// error, too. The root is an index into the facts given to SetRoots, or [abi.None] when the policy leaves the choice to
-// the host.
+// Path appends a new piece's path below its root to dst. It appends nothing if the piece gets the built-in name, as
+// after every error. root is an index into the facts of SetRoots, or [abi.None] if the policy leaves the choice to the
+// host.
 func (p *Place) Path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,13 +73,13 @@ func (p *Place) Path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, e
 		return path, root, p.err
 	}
 	path, root, err = p.answer(q, dst)
-	if err != nil && !p.native { // a native guest is asked again
+	if err != nil && !p.native { // a native guest is kept
 		_ = p.failed(err)
 	}
 	return path, root, err
 }
 
-// answer is what the guest gives, if it keeps to the contract.
+// answer returns the guest's answer, or an error if the answer breaks the contract.
 func (p *Place) answer(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, err error) {
 	out, root, left, err := p.ask(q, dst)
 	if err != nil || left {
@@ -95,7 +95,8 @@ func (p *Place) answer(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32,
 	return out, root, nil
 }
 
-// Misnamed records a name that a piece cannot have: another file has it, or stands on the way to it. It counts as a fault.
+// Misnamed records a name that a piece cannot have, because another file has it or one of its directories. It counts as
+// a fault.
 func (p *Place) Misnamed(cause error) {
 	p.usage.Faults.Add(1)
 	if p.m.code == nil {
@@ -112,7 +113,7 @@ func (p *Place) Misnamed(cause error) {
 	}
 }
 
-// tellRoots writes the facts into the guest's buffer, if it has one: a guest that does not choose roots needs none.
+// tellRoots writes the facts into the guest's buffer. A guest that does not choose roots has no buffer for them.
 func (p *Place) tellRoots() error {
 	p.told = p.in
 	if !p.in.HasBuffer(abi.BufferRoots, 1) {
@@ -130,7 +131,7 @@ func (p *Place) tellRoots() error {
 	return nil
 }
 
-// ask appends the path that the guest gives. left says that it leaves the answer to the host.
+// ask appends the guest's path. left is true if the guest leaves the answer to the host.
 func (p *Place) ask(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, left bool, err error) {
 	if p.native {
 		start := p.usage.Begin(1)

@@ -8,11 +8,11 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
-// ProbeOptions say what guest a [Probe] starts.
+// ProbeOptions configure the guest of a [Probe].
 type ProbeOptions struct {
 	Role          abi.Role
 	MaxSlots      uint32
-	MaxNamespaces uint32 // 0 for 1,024
+	MaxNamespaces uint32 // 0: 1,024
 	Capacity      uint64
 	Seed          uint64
 	Config        Config
@@ -20,8 +20,8 @@ type ProbeOptions struct {
 	Bare          bool   // call _initialize only, not kv_init
 }
 
-// Probe is one guest that is called by hand, export by export, with the fuel that a host would give each call. It is
-// for programs that judge modules: unlike a role, it returns raw results and lets its user write any bytes.
+// Probe is one guest with direct calls of its exports, each with the fuel of a host. It is for programs that judge
+// modules: unlike a role, it returns raw results, and its user can write any bytes.
 type Probe struct {
 	m        *Module
 	in       *sandbox.Instance
@@ -51,12 +51,12 @@ func (m *Module) Probe(ctx context.Context, o ProbeOptions) (*Probe, error) {
 	return p, err
 }
 
-// Limits are the limits that the guest was told.
+// Limits returns the limits in the guest's Info.
 func (p *Probe) Limits() (batch, victims, namespaces, roots int) {
 	return p.m.code.Limits().Batch(), sandbox.MaxVictims, int(p.settings.MaxNamespaces), maxRoots
 }
 
-// Buffer asks for a buffer, as often as the caller likes. The guest may refuse an optional one: ok is then false.
+// Buffer requests a buffer; it can be called again. ok is false if the guest refuses an optional buffer.
 func (p *Probe) Buffer(kind int, size uint32) (ok bool, err error) {
 	before := p.usage.Fuel.Load()
 	err = p.in.OfferBuffer(kind, size)
@@ -64,11 +64,11 @@ func (p *Probe) Buffer(kind int, size uint32) (ok bool, err error) {
 	return err == nil && p.in.HasBuffer(kind, size), err
 }
 
-// Bytes is the beginning of a buffer, to be read and written until the next call.
+// Bytes returns the beginning of a buffer, for reads and writes until the next call.
 func (p *Probe) Bytes(kind int, n uint32) ([]byte, error) { return p.in.View(kind, n) }
 
-// Call calls an export and returns the raw result. The fuel is that for so many records: those of a batch, the pages of
-// a layout, the bytes of a text or of a state. An error is a trap or an exhausted fuel, and the end of the guest.
+// Call calls an export and returns the raw result. The fuel is that of the given records: those of a batch, the pages
+// of a layout, or the bytes of a text or a state. An error is a trap or exhausted fuel, and ends the guest.
 func (p *Probe) Call(name string, a, b uint64, records int) (uint64, error) {
 	f := p.in.Export(name)
 	if !f.Exists() {
@@ -81,13 +81,13 @@ func (p *Probe) Call(name string, a, b uint64, records int) (uint64, error) {
 	return p.in.Result(), err
 }
 
-// SetNow sets what now_ns returns from now on.
+// SetNow sets the result of now_ns.
 func (p *Probe) SetNow(nanoseconds uint64) { p.in.SetNow(nanoseconds) }
 
-// FailText is the guest's own description of the last failure.
+// FailText returns the guest's own description of the last failure.
 func (p *Probe) FailText() string { return p.in.FailText() }
 
-// MemoryBytes is the size of the guest's memory; 0 once it is dead.
+// MemoryBytes returns the size of the guest's memory; 0 after its end.
 func (p *Probe) MemoryBytes() uint64 {
 	if p.in.Dead() != nil {
 		return 0

@@ -2,7 +2,7 @@ package policy
 
 import "github.com/kvhost/kvhost/abi"
 
-// eventSink is told what happens; [Evict] is one.
+// eventSink receives events; [Evict] is one.
 type eventSink interface {
 	Event(abi.Event) error
 }
@@ -20,28 +20,28 @@ type Resident struct {
 	Tenant uint32
 }
 
-// Cause is when an event happens and for which request; 0 for none.
+// Cause is the time and the request of an event; 0: no request.
 type Cause struct {
 	Request uint32
 	Time    uint64
 }
 
-// Residents is the host's side of an evict policy: the resident entries of one root, in which slots they are, and the events
-// that tell a policy so. The self-test of modules and shadows use it. The store and the simulator keep tables of their own,
-// because they handle more entries and more events. Its methods change the set first and then tell the policy; an error is the
-// policy's.
+// Residents is the host's side of an evict policy: the resident entries of one root with their slots, and the events
+// about them. The self-test of modules and shadows use it. The store and the simulator have tables of their own,
+// because they handle more entries and events. Its methods first change the set and then send the event; an error is
+// the policy's.
 type Residents struct {
 	policy     eventSink
 	slots      []slot
 	free       []uint32
 	slotOf     map[uint64]uint32 // by key
-	firstChild map[uint64]uint32 // by parent: the first of a list of children
+	firstChild map[uint64]uint32 // the first of the list of children, by parent
 	used       int64
 }
 
 type slot struct {
 	Resident
-	next, prev uint32 // among the children of the parent
+	next, prev uint32 // slots of the neighbours in the parent's list of children
 	pins       uint32
 	resident   bool
 }
@@ -70,12 +70,12 @@ func (s *Residents) At(slot uint32) (e Resident, ok bool) {
 	return s.slots[slot].Resident, true
 }
 
-// Evictable reports whether a slot may be a victim: there is an entry in it, and it is not pinned.
+// Evictable reports whether a slot has an entry that is not pinned.
 func (s *Residents) Evictable(slot uint32) bool {
 	return uint64(slot) < uint64(len(s.slots)) && s.slots[slot].resident && s.slots[slot].pins == 0
 }
 
-// Insert adds an entry with a key that is not resident. op is INSERT or RESIDENT. Resident children of the entry are linked.
+// Insert adds an entry with a key that is not resident, and links its resident children. op is INSERT or RESIDENT.
 func (s *Residents) Insert(op abi.Op, e Resident, c Cause) (at uint32, err error) {
 	at = uint32(len(s.slots))
 	if n := len(s.free); n > 0 {
@@ -109,10 +109,10 @@ func (s *Residents) Insert(op abi.Op, e Resident, c Cause) (at uint32, err error
 	return at, nil
 }
 
-// Touch tells that a request was granted the entry in a slot.
+// Touch records that a request was granted the entry in a slot.
 func (s *Residents) Touch(slot uint32, c Cause) error { return s.send(abi.OpTouch, slot, abi.None, c) }
 
-// Pin keeps the entry in a slot from being a victim until as many calls of Unpin.
+// Pin keeps the entry in a slot from being a victim until an equal number of calls of Unpin.
 func (s *Residents) Pin(slot uint32, c Cause) error {
 	if s.slots[slot].pins++; s.slots[slot].pins > 1 {
 		return nil
@@ -153,12 +153,12 @@ func (s *Residents) Remove(at uint32, c Cause) error {
 	return s.send(abi.OpRemove, at, abi.None, c)
 }
 
-// EndRequest tells that a request is over, and what its engine hints.
+// EndRequest records the end of a request, with the hints of its engine.
 func (s *Residents) EndRequest(tenant uint32, h abi.Hints, c Cause) error {
 	return s.policy.Event(abi.NewRequestEnd(c.Request, tenant, h, c.Time))
 }
 
-// Evict asks for victims and removes those that may go, until enough is true. It returns how many were removed.
+// Evict asks for victims and removes the evictable ones until enough is true. It returns the number of removed entries.
 func (s *Residents) Evict(p victimSource, ask abi.Ask, dst []uint32, c Cause, enough func() bool) (removed int, err error) {
 	n, err := p.Victims(ask, dst)
 	if err != nil {
@@ -166,7 +166,7 @@ func (s *Residents) Evict(p victimSource, ask abi.Ask, dst []uint32, c Cause, en
 	}
 	for _, slot := range dst[:n] {
 		if !s.Evictable(slot) {
-			continue // it changed since: no fault
+			continue // it has changed since the question, which is no fault
 		}
 		if removed > 0 && enough() {
 			break
@@ -179,7 +179,7 @@ func (s *Residents) Evict(p victimSource, ask abi.Ask, dst []uint32, c Cause, en
 	return removed, nil
 }
 
-// send tells the policy about the entry in a slot.
+// send sends the policy an event about the entry in a slot.
 func (s *Residents) send(op abi.Op, at, parent uint32, c Cause) error {
 	e := &s.slots[at].Resident
 	return s.policy.Event(abi.Event{

@@ -11,23 +11,23 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
-// role is what an admit, a place and a layout policy have in common: one guest, native or an instance of a module, whose calls
-// are serialised. An instance that failed is dropped, and the built-in policy answers until another one has started.
+// role is the common part of admit, place and layout policies: one guest, native or an instance of a module, with
+// serialised calls. An instance that failed is dropped, and the built-in policy answers until another one has started.
 type role[G any] struct {
 	m        *Module
 	settings settings
 	usage    sandbox.Usage
 	restarts *restarter
 	export   string
-	buffers  map[int]uint32 // that an instance must provide; it may do without BufferRoots
+	buffers  map[int]uint32 // sizes of the buffers that an instance must provide, by kind; BufferRoots is optional
 
 	mu     sync.Mutex
-	known  []namespace // in the order they were announced
+	known  []namespace // in the order of their announcement
 	native bool
 	guest  G
-	in     *sandbox.Instance // nil while it is down
+	in     *sandbox.Instance // nil for a native guest, and while the guest is down
 	call   sandbox.Export
-	err    error // why the role has ended
+	err    error // the reason for which the role has ended; nil while it runs
 }
 
 type namespace struct {
@@ -49,7 +49,7 @@ func (r *role[G]) begin(ctx context.Context) (err error) {
 	return err
 }
 
-// start starts an instance: the first one, or one that replaces a failed one. It is told all namespaces.
+// start starts an instance: the first one, or one that replaces a failed one. It gets all known namespaces.
 func (r *role[G]) start(ctx context.Context) error {
 	in, err := r.m.instantiate(ctx, &r.settings, &r.usage)
 	if err != nil {
@@ -80,7 +80,7 @@ func (r *role[G]) start(ctx context.Context) error {
 	return nil
 }
 
-// drop ends the guest, and leaves the answers to the built-in policy.
+// drop ends the guest. The built-in policy answers from then on.
 func (r *role[G]) drop() {
 	if r.in != nil {
 		r.in.Close()
@@ -89,7 +89,8 @@ func (r *role[G]) drop() {
 	r.usage.Builtin.Store(true)
 }
 
-// failed drops a guest that failed, and has another one started. The error is nil when the built-in policy answers in its place.
+// failed drops a failed guest, and has another one started. The error is nil if the built-in policy answers in its
+// place.
 func (r *role[G]) failed(err error) error {
 	r.drop()
 	if r.restarts.failed(err, r.start) == Halt {
@@ -99,7 +100,7 @@ func (r *role[G]) failed(err error) error {
 	return nil
 }
 
-// announce tells the guest a namespace's text, unless it was bound to this policy before.
+// announce passes a namespace's text to the guest, unless it was announced to this policy before.
 func (r *role[G]) announce(id uint32, text string) error {
 	if slices.Contains(r.known, namespace{id, text}) {
 		return nil
@@ -114,7 +115,7 @@ func (r *role[G]) announce(id uint32, text string) error {
 	return r.in.Namespace(id, text)
 }
 
-// fault is the error of an answer that breaks the contract.
+// fault returns the error of an answer that breaks the contract.
 func (r *role[G]) fault(reason string, cause error) error {
 	if r.in != nil {
 		return r.in.Fault(r.export, reason, cause)
@@ -123,7 +124,7 @@ func (r *role[G]) fault(reason string, cause error) error {
 	return &Fault{Module: r.m.name, Export: r.export, Reason: reason, Cause: cause}
 }
 
-// Namespace tells the policy a namespace's text, before any question that names its id.
+// Namespace passes a namespace's text to the policy, before any question with its id.
 func (r *role[G]) Namespace(id uint32, text string) error {
 	if err := checkNamespace(r.m, id, r.settings.MaxNamespaces, text); err != nil {
 		return err

@@ -10,8 +10,8 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// selfTest has a new instance of each role do a small amount of its work, before the module is accepted. The instances
-// and their answers are discarded. A role that does not start without settings is not tested here.
+// selfTest gives a new instance of each role a small amount of its work, before the module is accepted. The instances
+// and their answers are discarded. A role that does not start without settings is not tested.
 func (m *Module) selfTest(ctx context.Context) error {
 	scratch := &Module{
 		name: m.name, digest: m.digest, manifest: m.manifest, known: m.known, roles: m.roles, code: m.code.Scratch(),
@@ -40,7 +40,7 @@ func (m *Module) selfTest(ctx context.Context) error {
 const (
 	testSlots = 32
 	testChain = 8
-	testSize  = 16 // of an entry, in abi.SizeUnit
+	testSize  = 16 // size of an entry, in abi.SizeUnit
 )
 
 func testEvict(ctx context.Context, m *Module) error {
@@ -50,7 +50,7 @@ func testEvict(ctx context.Context, m *Module) error {
 	}
 	defer e.Close()
 	r := &testRoot{e: e, set: NewResidents(e)}
-	for n := range uint32(testSlots) { // the first chain was resident before
+	for n := range uint32(testSlots) { // the first chain was resident before the policy started
 		op := abi.OpInsert
 		if n < testChain {
 			op = abi.OpResident
@@ -70,7 +70,7 @@ func testEvict(ctx context.Context, m *Module) error {
 	return nil
 }
 
-// testRoot is the host's side of the root. Its chunks are numbered.
+// testRoot is the host's side of the root. Its chunks have numbers.
 type testRoot struct {
 	e    *Evict
 	set  *Residents
@@ -79,7 +79,7 @@ type testRoot struct {
 
 func testKey(n uint32) uint64 { return uint64(n+1) * 0x9e3779b97f4a7c15 }
 
-// now is the cause of the next event: later than the last one, for the same request.
+// now returns the cause of the next event: a later time, the same request.
 func (r *testRoot) now() Cause {
 	r.last.Time += 1_000_000
 	return r.last
@@ -94,7 +94,7 @@ func (r *testRoot) insert(op abi.Op, n uint32) error {
 	return err
 }
 
-// round makes a request that finds one chain, then evicts and stores what is missing.
+// round makes a request that finds one chain, then evicts and stores the missing chunks.
 func (r *testRoot) round(round uint32) error {
 	r.last.Request = round + 1
 	first := round * testChain % testSlots
@@ -135,7 +135,7 @@ func (r *testRoot) round(round uint32) error {
 	if err := r.set.EndRequest(0, abi.Hints{}, r.now()); err != nil {
 		return err
 	}
-	return r.evict(abi.Ask{Bytes: abi.SizeUnit, MaxVictims: 1, Tenant: 1}) // of a tenant that has nothing
+	return r.evict(abi.Ask{Bytes: abi.SizeUnit, MaxVictims: 1, Tenant: 1}) // a tenant without entries
 }
 
 // ignored sends events that a policy must ignore: touches of empty slots, and an op of a later version.
@@ -233,7 +233,7 @@ func testPlace(ctx context.Context, m *Module) error {
 		}
 	}
 	seen := map[string]abi.PlaceQuery{}
-	for n := range uint32(16) { // each of what a query says in two values
+	for n := range uint32(16) { // each field of a query in two values
 		q := abi.PlaceQuery{Namespace: n & 1, Group: n >> 1 & 1, Rank: n >> 2 & 1, Size: testSize, KeyLen: abi.KeyBytes}
 		for i := range q.Key {
 			q.Key[i] = byte(0xa7 * (uint32(i) + 1) >> (n >> 3 & 1))
@@ -243,7 +243,7 @@ func testPlace(ctx context.Context, m *Module) error {
 			return err
 		}
 		if len(path) == 0 {
-			continue // it leaves the name to the host
+			continue // the policy leaves the name to the host
 		}
 		if other, twice := seen[string(path)]; twice {
 			return fmt.Errorf("%s gave %q twice: for %s and %s", abi.ExportPlace, path, query(&other), query(&q))
@@ -257,7 +257,7 @@ func query(q *abi.PlaceQuery) string {
 	return fmt.Sprintf("namespace %d, group %d, rank %d, key %x", q.Namespace, q.Group, q.Rank, q.Key[:q.KeyLen])
 }
 
-// testNamespace is a namespace's text as a host writes it.
+// testNamespace returns a namespace's text in the form of a host.
 func testNamespace(id int) string {
 	n := kv.Namespace{
 		Model: fmt.Sprintf("self-test/model-%d", id), Revision: "1", DType: "bfloat16", Engine: "kvhost",

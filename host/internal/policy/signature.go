@@ -20,13 +20,13 @@ import (
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
-// What follows a module's path in the path of its signature: by minisign, and by `cosign sign-blob`.
+// Suffixes of a module's path in the path of its signature, by minisign and by `cosign sign-blob`.
 const (
 	SignatureSuffix = ".minisig"
 	cosignSuffix    = ".sig"
 )
 
-// maxSignature is more than a signature file can have.
+// maxSignature is above the size of any signature file.
 const maxSignature = 64 << 10
 
 // parsePublicKey parses a public key in minisign's format: its line of base64, or the whole file.
@@ -35,10 +35,11 @@ func parsePublicKey(text string) (key minisign.PublicKey, err error) {
 	return key, err
 }
 
-// keyID is a key's id as minisign prints it.
+// keyID returns a key's id in minisign's form.
 func keyID(id uint64) string { return fmt.Sprintf("%016X", id) }
 
-// verifySignature checks a module's signature with the operator's key, which says of which tool it is.
+// verifySignature checks a module's signature with the operator's key. The form of the key decides between minisign and
+// cosign.
 func verifySignature(ctx context.Context, publicKey string, f *file) error {
 	if block, _ := pem.Decode([]byte(publicKey)); block != nil {
 		return verifyCosign(ctx, block.Bytes, f)
@@ -84,14 +85,14 @@ func (f *file) readSignature(ctx context.Context, suffix, key string) (text []by
 	return bytes.TrimRight(text, "\r\n"), path, nil
 }
 
-// signature is what cosign signed, and its signature in base64.
+// signature is a payload of cosign, and its signature in base64.
 type signature struct {
 	payload []byte
 	text    string
 }
 
-// verifyCosign checks the signature of an artefact's manifest, or that of a module's bytes in the file next to it. What a
-// transparency log says of either is not asked.
+// verifyCosign checks the signature of an artefact's manifest, or that of a module's bytes in the file next to it. No
+// transparency log is consulted.
 func verifyCosign(ctx context.Context, der []byte, f *file) error {
 	parsed, err := x509.ParsePKIXPublicKey(der)
 	key, ok := parsed.(*ecdsa.PublicKey)
@@ -110,7 +111,7 @@ func verifyCosign(ctx context.Context, der []byte, f *file) error {
 		if text, where, err = f.readSignature(ctx, cosignSuffix, id); err != nil {
 			return err
 		}
-		var bundle struct{ MessageSignature struct{ Signature string } } // of --new-bundle-format, which is JSON
+		var bundle struct{ MessageSignature struct{ Signature string } } // the form of --new-bundle-format, which is JSON
 		if json.Unmarshal(text, &bundle) == nil {
 			text = []byte(bundle.MessageSignature.Signature)
 		}

@@ -5,18 +5,18 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
-// State is what an instance saved for the next one. It is valid for an instance of the same role and the same state format with
-// at least as many slots, each holding the same entry as at the time of saving. The zero State is empty.
+// State is the saved state of an instance. It is valid for an instance of the same role and state format with at least
+// as many slots, if each slot holds the same entry as when it was saved. The zero State is empty.
 type State struct {
 	Format string // the manifest's state_format
-	Slots  uint32 // MaxSlots of the instance that saved it; 0 for roles without slots
+	Slots  uint32 // MaxSlots of the saving instance; 0 for roles without slots
 	Data   []byte
 }
 
-// StateFormat is the format of the state that the module's instances save; empty when they save none.
+// StateFormat returns the format of the states that the module's instances save; empty if they save none.
 func (m *Module) StateFormat() string { return m.manifest.StateFormat }
 
-// KeepState declares that a native module's guests are a [guest.Saver], and their format.
+// KeepState declares that a native module's guests are [guest.Saver]s, with a state format.
 func (m *Module) KeepState(format string) *Module {
 	m.manifest.StateFormat = format
 	return m
@@ -58,7 +58,7 @@ func (m *Module) logUnusable(err error) {
 	m.log.Warn("policy cannot load its state; it starts empty", "format", m.manifest.StateFormat, "error", err)
 }
 
-// Save delivers the queued events and asks the policy for its state, of at most limit bytes. ok is false when it saves
+// Save delivers the queued events and asks the policy for its state, of at most limit bytes. ok is false if it saves
 // none. It may take long (lru as a Go module: 0.75 ms for 0.5 MB, 14 ms for 8 MB), so it is for a policy that is about
 // to be replaced. An error ends the policy, as with any call.
 func (e *Evict) Save(limit uint32) (s State, ok bool, err error) {
@@ -82,11 +82,10 @@ func (e *Evict) Save(limit uint32) (s State, ok bool, err error) {
 	return s, true, nil
 }
 
-// Loaded reports whether the policy loaded the state that it was given. If not, it is empty and must be told what is
-// resident.
+// Loaded reports whether the policy loaded the given state. If not, it is empty and must get the resident entries.
 func (e *Evict) Loaded() bool { return e.loaded }
 
-// Save asks the policy for its state, of at most limit bytes. ok is false when it saves none, or is down.
+// Save asks the policy for its state, of at most limit bytes. ok is false if it saves none or is down.
 func (a *Admit) Save(limit uint32) (s State, ok bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -108,5 +107,5 @@ func (a *Admit) Save(limit uint32) (s State, ok bool, err error) {
 	return s, true, nil
 }
 
-// Loaded reports whether the policy loaded the state that it was given.
+// Loaded reports whether the policy loaded the given state.
 func (a *Admit) Loaded() bool { return a.loaded }

@@ -7,17 +7,17 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
-// Stats count the calls into a role's guests and what they cost.
+// Stats count the calls into a role's guests, and their cost.
 type Stats struct {
 	Role    abi.Role
 	Module  string
 	Digest  string
-	Calls   uint64        // into the guest
+	Calls   uint64        // calls into the guest
 	Records uint64        // events, candidates, queries or planes handed over
 	Time    time.Duration // spent in the guest; short calls are sampled
 	Fuel    uint64        // about one unit per instruction; 0 for a native guest
 	Faults  uint64
-	Memory  uint64 // bytes that its guests have now; 0 when native
+	Memory  uint64 // bytes of its guests' memory now; 0 for a native guest
 	Builtin bool   // the built-in policy answers now
 }
 

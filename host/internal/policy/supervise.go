@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// A policy that fails again and again has a bug that restarts do not mend. Each restart costs an instance, a replay,
-// and decisions that are not the policy's.
+// A policy that fails repeatedly has a bug that restarts do not cure. Each restart costs an instance, a replay of the
+// residents, and decisions by the built-in policy.
 const (
-	firstPause  = 100 * time.Millisecond // doubled by each fault that is remembered
+	firstPause  = 100 * time.Millisecond // doubled by each remembered fault
 	faultWindow = 10 * time.Minute
-	maxFaults   = 6 // remembered ones: the last ends the restarts
+	maxFaults   = 6 // remembered faults; the last one ends the restarts
 )
 
-// Backoff decides whether and when something that failed is restarted. It is not safe for concurrent use.
+// Backoff decides whether and when a failed guest is restarted. It is not safe for concurrent use.
 type Backoff struct {
-	// Window is how long a fault is remembered; 0 for ever.
+	// Window is the time for which a fault is remembered; 0: for ever.
 	Window time.Duration
 	faults []time.Time
 }
 
-// Failed records a fault and returns the pause before the restart. ok is false when there were too many faults.
+// Failed records a fault and returns the pause before the restart. ok is false if there were too many faults.
 func (b *Backoff) Failed(now time.Time) (pause time.Duration, ok bool) {
 	for b.Window > 0 && len(b.faults) > 0 && now.Sub(b.faults[0]) > b.Window {
 		b.faults = b.faults[1:]
@@ -32,9 +32,9 @@ func (b *Backoff) Failed(now time.Time) (pause time.Duration, ok bool) {
 // Faults is the number of faults that are remembered.
 func (b *Backoff) Faults() int { return len(b.faults) }
 
-// Supervise restarts something that failed: it waits for the pause and calls start, and does so again after each error
-// of start for which failed returns [Restart]. It returns when start succeeds, when failed returns another verdict, or
-// when the context is done.
+// Supervise restarts a failed guest: it waits for the pause and calls start, and repeats both after each error of start
+// for which failed returns [Restart]. It returns when start succeeds, when failed returns another verdict, or when the
+// context is done.
 func Supervise(ctx context.Context, pause time.Duration, start func(context.Context) error,
 	failed func(error) (Verdict, time.Duration)) {
 	for {

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// Turnover tells how long a host takes to replace what it holds, by how long it took for about twice as much the last time: few long
-// prompts can replace a small content once.
+// Turnover measures the time in which a host replaces its content. It uses the time of the last replacements of about
+// twice the content, since a few long prompts can replace a small content once.
 type Turnover struct {
-	gone  int64                            // all that was ever replaced, in the unit that content is in
-	marks [2*turnoverParts + 1]replacement // the oldest first
+	gone  int64                            // total replaced so far, in the unit of the content
+	marks [2*turnoverParts + 1]replacement // oldest first
 	n     int
 }
 
@@ -19,15 +19,16 @@ type replacement struct {
 }
 
 const (
-	turnoverParts = 4 // marks in a content
-	// Endless is the turnover of a host that has room, or has replaced nothing.
+	turnoverParts = 4 // marks per replaced content
+	// Endless is the turnover of a host with room, or without replacements.
 	Endless = time.Duration(math.MaxInt64)
-	// takerTurnover is how many times as long a host must take that another one's victims go to: they are worth more there. With 1.5
-	// hosts that are alike send each other what displaces better, and a trace of conversations has fewer hits than without.
+	// takerTurnover is the least ratio of a taker's turnover to that of the host that evicts: a victim must live longer
+	// there. With a ratio of 1.5, equal hosts send each other victims that displace better entries, and a trace of
+	// conversations has fewer hits than without offers.
 	takerTurnover = 3
 )
 
-// Replaced counts what has gone for something new, of so much content, at a time.
+// Replaced counts n of the content that new entries have replaced, at a time.
 func (t *Turnover) Replaced(n, content int64, now time.Duration) {
 	if t.n == 0 {
 		t.marks[0], t.n = replacement{at: now}, 1
@@ -44,7 +45,7 @@ func (t *Turnover) Replaced(n, content int64, now time.Duration) {
 	t.n++
 }
 
-// Of is the turnover of so much content at a time.
+// Of returns the turnover of a content at a time.
 func (t *Turnover) Of(content int64, now time.Duration) time.Duration {
 	gone := t.gone - t.marks[0].gone
 	if gone == 0 {
@@ -53,8 +54,8 @@ func (t *Turnover) Of(content int64, now time.Duration) time.Duration {
 	return time.Duration(min(float64(now-t.marks[0].at)*(float64(content)/float64(gone)), math.MaxInt64/2))
 }
 
-// Taker is who gets what a host evicts, given the turnovers of the others, 0 where it is not known: the one that takes longest, if that is
-// long enough, or -1. Those that take as long have turns.
+// Taker returns the index of the host to offer a victim to: the host with the longest turnover, if that is long enough,
+// or -1. others are the turnovers of the other hosts, 0 if unknown. Hosts with equal turnovers take turns.
 func Taker(own time.Duration, others []time.Duration, turn int) int {
 	best := -1
 	for i := range others {
@@ -66,5 +67,5 @@ func Taker(own time.Duration, others []time.Duration, turn int) int {
 	return best
 }
 
-// HasRoom says whether a host with so much free of its capacity has room: its turnover is [Endless].
+// HasRoom reports whether a host with this much free capacity has room. Its turnover is then [Endless].
 func HasRoom(free, capacity int64) bool { return free > capacity/16 }
