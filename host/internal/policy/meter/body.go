@@ -3,13 +3,13 @@ package meter
 // bodyRewriter charges one function.
 type bodyRewriter struct {
 	global   uint32 // index of the fuel global
-	refuel   uint32 // index of the function to call when it is below zero
-	copier   uint32 // index of the function that copies much in slices
-	filler   uint32 // likewise
-	bulkKind uint32 // index of their type
+	refuel   uint32 // index of the function that is called while the global is below zero
+	copier   uint32 // index of the function for large copies
+	filler   uint32 // index of the function for large fills
+	bulkKind uint32 // index of the type of copier and filler
 	scratch  uint32 // index of the i32 local that holds an operand's copy
 	types    *Module
-	uses     bool // of scratch
+	uses     bool // scratch is used
 	out      []byte
 }
 
@@ -61,7 +61,7 @@ func (w *bodyRewriter) subtract() {
 }
 
 // checkFuel calls for more fuel when the counter is below zero. With again it is at the head of a loop and branches
-// back to that head afterwards. The code behind it is then reached in one way only, and a compiler keeps its values in
+// back to that head afterwards. The code after it then has one predecessor, and a compiler keeps its values in
 // registers.
 func (w *bodyRewriter) checkFuel(again bool) {
 	w.out = append(w.out, opGlobalGet)

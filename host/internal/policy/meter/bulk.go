@@ -1,16 +1,16 @@
 package meter
 
-// A copy of a gigabyte is one instruction, and no other goroutine of the host gets anything done that must wait for it:
-// the garbage collector stops all of them until it ends. So memory.copy and memory.fill of more than a slice become calls of
-// functions that work in slices and pay before each. A slice that is out of bounds traps when its turn comes and not, as
-// it should, before the first. The difference does not show, because a trap ends the instance.
+// A copy of a gigabyte is one instruction, during which a garbage collection stops all goroutines of the host. So
+// memory.copy and memory.fill of more than a slice become calls of functions that work in slices and pay before each. A
+// slice that is out of bounds traps at its turn, and not before the first slice as in the specification. The difference
+// is not visible, because a trap ends the instance.
 
 const (
 	bulkSlice = 512 << 10 // bytes
 	bulkShift = 3         // 8 bytes a unit
 )
 
-// bulk pays for a copy or fill and does it, or leaves both to a function when there is more than one slice. The operands
+// bulk pays for a copy or fill and makes it. For more than one slice it calls a function that does both. The operands
 // are on the stack, the length on top.
 func (w *bodyRewriter) bulk(op []byte, function uint32) {
 	w.uses = true
@@ -18,7 +18,7 @@ func (w *bodyRewriter) bulk(op []byte, function uint32) {
 	w.local(opLocalGet, w.scratch)
 	w.more()
 	w.out = append(w.out, opIf)
-	w.out = appendS64(w.out, int64(w.bulkKind)) // takes the operands
+	w.out = appendS64(w.out, int64(w.bulkKind)) // the type of the block, which takes the operands
 	w.local(opCall, function)
 	w.out = append(w.out, opElse)
 	w.chargeLength(w.scratch)
@@ -30,7 +30,7 @@ func (w *bodyRewriter) more() {
 	w.out = append(appendS64(append(w.out, opI32Const), bulkSlice), opI32GtU)
 }
 
-// chargeLength pays for the bytes that a local says.
+// chargeLength pays for the number of bytes in a local.
 func (w *bodyRewriter) chargeLength(local uint32) {
 	w.local(opGlobalGet, w.global)
 	w.local(opLocalGet, local)
@@ -45,12 +45,12 @@ func (w *bodyRewriter) local(op byte, index uint32) { w.out = appendU32(append(w
 // The functions' parameters.
 const (
 	paramTo     = 0
-	paramFrom   = 1 // or the value
+	paramFrom   = 1 // source address, or the value of a fill
 	paramLength = 2
 )
 
-// slicedCopy copies from the start on if the destination is before the source, and else from the end, as overlapping
-// ranges demand.
+// slicedCopy copies from the start if the destination is before the source, and otherwise from the end, so that
+// overlapping ranges are right.
 func (w *bodyRewriter) slicedCopy() []byte {
 	op := []byte{opPrefixMisc, miscMemoryCopy, 0, 0}
 	w.out = []byte{0} // no locals
@@ -79,7 +79,7 @@ func (w *bodyRewriter) slicedFill() []byte {
 	return w.rest(op)
 }
 
-// forward does all but the last slice from the start on.
+// forward moves all slices but the last, from the start.
 func (w *bodyRewriter) forward(op []byte, copies bool) {
 	w.out = append(w.out, opLoop, blockEmpty)
 	w.charge(&charge{units: bulkSlice >> bulkShift, check: after})
@@ -101,14 +101,14 @@ func (w *bodyRewriter) move(param uint32, op byte) {
 	w.local(opLocalSet, param)
 }
 
-// again ends a loop that goes on while there is more than a slice.
+// again ends a loop that repeats while more than a slice is left.
 func (w *bodyRewriter) again() {
 	w.local(opLocalGet, paramLength)
 	w.more()
 	w.out = append(w.out, opBranchIf, 0, opEnd)
 }
 
-// rest does the last slice and ends the function. The ranges then begin where the parameters say.
+// rest moves the last slice, from the positions in the parameters, and ends the function.
 func (w *bodyRewriter) rest(op []byte) []byte {
 	w.chargeLength(paramLength)
 	for _, local := range []uint32{paramTo, paramFrom, paramLength} {

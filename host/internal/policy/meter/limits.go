@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// What a module may consist of. A Go guest fits with room to spare, and compiling stays in the order of seconds. Each
-// count is of what would take many times its bytes in a decoder.
+// Limits of a module's parts. A Go guest is far below them, and compiling stays in the order of seconds. The counted
+// items take many times their bytes in a decoder.
 const (
-	// MaxModuleBytes is the most that a module's file may have.
+	// MaxModuleBytes is the most bytes of a module's file.
 	MaxModuleBytes = 16 << 20
 
 	maxSections        = 1000
-	maxName            = 1024 // bytes, of an import, an export or a custom section
+	maxName            = 1024 // bytes of the name of an import, an export or a custom section
 	maxTypes           = 10_000
-	maxTypeSize        = 1000 // parameters, and results
+	maxTypeSize        = 1000 // parameters, and likewise results
 	maxImports         = 100
 	maxFunctions       = 50_000 // imported and defined
 	maxTables          = 8
@@ -23,27 +23,27 @@ const (
 	maxGlobals         = 10_000
 	maxExports         = 1000
 	maxElementSegments = 10_000
-	maxElements        = 1 << 20 // of all element segments
-	maxBodyBytes       = 1 << 20 // of one function
-	maxLocals          = 10_000  // of one function, parameters not counted
+	maxElements        = 1 << 20 // elements of all segments together
+	maxBodyBytes       = 1 << 20 // bytes of one function
+	maxLocals          = 10_000  // locals of one function, without parameters
 	maxDataSegments    = 100_000 // a Go guest has 30,000
-	maxDataBytes       = 8 << 20 // of the data section
+	maxDataBytes       = 8 << 20 // bytes of the data section
 )
 
-// What the functions of a module may have together. The compiler's time grows with the square of a function's blocks, one after the
-// other or one in the other: 7,000 loops took it 8 s. A million values that branches or blocks carry took it 1 s and 100 MB, a
-// million locals 70 MB. The most that a first-party policy has are 5 million pairs, 400,000 values and 8,000 locals.
+// Limits of all functions of a module together. The compiler's time grows with the square of a function's blocks, in
+// sequence or nested: 7,000 loops took 8 s. A million values carried by branches or blocks took 1 s and 100 MB, and a
+// million locals 70 MB. First-party policies have at most 5 million pairs, 400,000 values and 8,000 locals.
 const (
 	maxPairs     = 30_000_000
 	maxValues    = 6_000_000
 	maxAllLocals = 2_000_000
 )
 
-// work is what functions give a compiler to do: locals, pairs of blocks of the same function, and values that instructions make
-// or branches carry.
+// work measures the compiler's work for functions: locals, pairs of blocks of the same function, and values that
+// instructions make or branches carry.
 type work struct{ locals, pairs, values uint64 }
 
-// weigh adds the work of a function, and refuses a module that is legal and takes a compiler too long.
+// weigh adds the work of a function, and refuses a legal module that takes a compiler too long.
 func (m *rewriter) weigh(w work) error {
 	all := &m.work
 	all.locals, all.pairs, all.values = all.locals+w.locals, all.pairs+w.pairs, all.values+w.values
@@ -63,14 +63,14 @@ func (m *rewriter) weigh(w work) error {
 	return nil
 }
 
-// Count is how much a module has of something that is limited: the most in one place, where the limit is of one.
+// Count is a module's count of a limited item. If the limit is per place, it is the largest count of one place.
 type Count struct {
 	What string
 	Got  uint64
 	Most uint64
 }
 
-// check counts something of a module, and refuses too much of it.
+// check records a count of a module, and refuses one above its limit.
 func (m *Module) check(most int, got uint64, what string) error {
 	i := slices.IndexFunc(m.counts, func(c Count) bool { return c.What == what })
 	if i < 0 {

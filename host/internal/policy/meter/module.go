@@ -7,12 +7,12 @@ import (
 	"unicode"
 )
 
-// Module is what a module's sections say, read before anything is compiled. It is enough to refuse a module with a reason
+// Module is the content of a module's sections, read before compilation. It is enough to refuse a module with a reason
 // that helps its author.
 //
-// The reading is also what protects the decoders behind it, which reserve memory for whatever a module claims to have. It
-// walks every section to its end: no claim exceeds the bytes that are there, and nothing that takes few bytes in the
-// module and many in a decoder occurs too often.
+// Reading also protects the decoders that follow, which reserve memory for any claim of a module. It walks every
+// section to its end: no claim exceeds the bytes of the module, and items that take few bytes in the module and many in
+// a decoder are limited in number.
 type Module struct {
 	Types    []string // signatures, as in "ii>I": i and I are integers of 32 and 64 bits
 	Imports  []Import
@@ -20,41 +20,41 @@ type Module struct {
 	Exports  map[string]Export
 	Sections []Section
 	Memories int
-	Pages    uint64 // of the memory at its start, of 64 KiB
+	Pages    uint64 // pages of 64 KiB of the memory at its start
 
 	last        int // [rank] of the last section that was not custom
-	mostResults int // of a type
+	mostResults int // most results of a type
 	globals     uint32
 	elements    uint64   // of all element segments
-	tables      []byte   // the table section, where each has a maximum
-	bodies      [][]byte // of the functions that are not imported
+	tables      []byte   // the table section, after each table got a maximum
+	bodies      [][]byte // bodies of the functions that are not imported
 	counts      []Count
 }
 
 // Import is an imported function: nothing else can be imported.
 type Import struct{ Module, Name, Sig string }
 
-// Export is what a name stands for.
+// Export is an exported item.
 type Export struct {
 	Kind  byte // KindFunc, KindMemory or another
 	Index uint32
 }
 
-// Kinds of what is imported and exported.
+// Kinds of imports and exports.
 const (
 	KindFunc   = 0
 	KindMemory = 2
 	kindGlobal = 3
 )
 
-// Section is a section, a custom one without its name.
+// Section is a section. The bytes of a custom section are without its name.
 type Section struct {
 	ID   byte
-	Name string // a custom section's own
+	Name string // name of a custom section
 	Body []byte
 }
 
-// Section ids, and the order in which sections must stand.
+// Section ids, and the required order of sections.
 const (
 	secCustom    = 0
 	secType      = 1
@@ -79,10 +79,10 @@ var sectionNames = [len(rank)]string{
 	"data count",
 }
 
-// Custom says whether the section is a custom one, which no rule of the format concerns.
+// Custom reports whether the section is a custom section, which has no required place.
 func (s *Section) Custom() bool { return s.ID == secCustom }
 
-// String is the section's name, fit to be shown.
+// String returns the section's printable name.
 func (s *Section) String() string {
 	switch {
 	case s.Custom():
@@ -93,11 +93,11 @@ func (s *Section) String() string {
 	return fmt.Sprintf("section %d", s.ID)
 }
 
-// Header is how every module begins.
+// Header is the beginning of every module.
 const Header = "\x00asm\x01\x00\x00\x00"
 
-// Read reads the sections. It trusts nothing: lengths are checked, and no count allocates memory ahead of its bytes. A module
-// that is refused is returned as far as it was read.
+// Read reads the sections. It trusts nothing: lengths are checked, and no count allocates memory ahead of its bytes. A
+// refused module is returned as far as it was read.
 func Read(wasm []byte) (*Module, error) {
 	m := &Module{Exports: map[string]Export{}}
 	return m, m.read(wasm)
@@ -181,14 +181,14 @@ func (m *Module) section(s *Section) error {
 	return r.err
 }
 
-// limit is check for something that is being read.
+// limit is check for an item that is being read. An error stops the reader.
 func (m *Module) limit(r *reader, most, got int, what string) {
 	if err := m.check(most, uint64(got), what); err != nil {
 		r.stop(err)
 	}
 }
 
-// each reads a vector of items, of which each takes so many bytes at least.
+// each reads a vector of items. bytes is the least length of an item.
 func (m *Module) each(r *reader, what string, bytes, most int, item func()) {
 	n := r.u32()
 	if m.limit(r, most, int(n), what); r.err == nil && uint64(n)*uint64(bytes) > uint64(len(r.b)-r.at) {
@@ -217,7 +217,7 @@ func (m *Module) signature(r *reader) string {
 	return b.String()
 }
 
-// params is how many parameters a type has.
+// params returns the number of parameters of a type.
 func (m *Module) params(kind uint32) uint32 { return uint32(strings.IndexByte(m.Types[kind], '>')) }
 
 func (m *Module) importEntry(r *reader) {
@@ -270,7 +270,7 @@ func (m *Module) export(r *reader) {
 	m.Exports[name] = Export{Kind: r.byte(), Index: r.u32()}
 }
 
-// Signature is the type of an exported function; empty when the export is none.
+// Signature returns the type of an exported function; empty if the export is not a function.
 func (m *Module) Signature(e Export) string {
 	if e.Kind != KindFunc || uint64(e.Index) >= uint64(len(m.Funcs)) {
 		return ""
@@ -278,8 +278,8 @@ func (m *Module) Signature(e Export) string {
 	return m.Types[m.Funcs[e.Index]]
 }
 
-// scanTables reads the table section and gives each table a maximum: without one table.grow could take the host's
-// memory, which is not the guest's and has no other bound.
+// scanTables reads the table section and gives each table a maximum. Without a maximum table.grow could take memory of
+// the host, which no other limit bounds.
 func (m *Module) scanTables(r *reader) {
 	var tables [][]byte
 	m.each(r, "tables", 3, maxTables, func() {
@@ -329,14 +329,14 @@ func (m *Module) elementSegment(r *reader) {
 	}
 }
 
-// FunctionName is a function's name by the name section, as its author wrote it.
+// FunctionName is a function's name in the name section, unchanged.
 type FunctionName struct {
 	Index uint32
 	Text  []byte
 }
 
-// FunctionNames are those of the first name section, in order of their functions. There are none if they cannot be read: names
-// are for people, and for speed.
+// FunctionNames returns the names of the first name section, in order of their functions. It returns none if they
+// cannot be read, since no check depends on names.
 func (m *Module) FunctionNames() (list []FunctionName) {
 	const functions = 1 // id of a subsection
 	for _, s := range m.Sections {
@@ -368,10 +368,10 @@ func (m *Module) FunctionNames() (list []FunctionName) {
 	return nil
 }
 
-// MaxShown is how much of a guest's name people are shown.
+// MaxShown is the most bytes of a guest's name in a message.
 const MaxShown = 128
 
-// Printable is a guest's name as people may see it: at most so many bytes, nothing that a terminal acts on.
+// Printable returns a guest's name for a message: at most most bytes, without control characters.
 func Printable(name string, most int) string {
 	var b strings.Builder
 	for _, c := range name {

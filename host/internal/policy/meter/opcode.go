@@ -207,8 +207,8 @@ func (r *reader) simdImmediates(sub uint32) {
 	}
 }
 
-// cost is what an instruction is charged: about what it takes at worst in units of a simple one. Loads count for a
-// cache that misses, the rest by what the compiler makes of them.
+// cost returns the charge of an instruction: about its worst time in units of a simple one. Loads count as cache
+// misses, others by their compiled code.
 func (in *instruction) cost() uint64 {
 	switch op := in.op; {
 	case op >= 0x28 && op <= 0x35: // loads
@@ -239,7 +239,7 @@ func (in *instruction) cost() uint64 {
 	return 1
 }
 
-// plain says that an instruction neither branches nor calls, nor opens a block, nor pays by itself.
+// plain reports whether an instruction neither branches nor calls, opens no block, and does not pay by itself.
 func (in *instruction) plain() bool {
 	return in.op <= 0x01 || in.op >= 0x1a && in.op <= 0x3f || in.op >= opI32Const && in.op < opPrefixMisc
 }

@@ -5,15 +5,14 @@ import (
 	"slices"
 )
 
-// charges are the places of a body where it is charged, and how much: at its entry, and after the bytes [0, at) of its
-// code.
+// charges are the charges of a body, with their places: at its entry, and after the bytes [0, at) of its code.
 type charges struct {
 	entry charge
 	rest  []charge
 	work  work
 }
 
-// charge is a place where the counter is lowered, where it is checked, or both.
+// charge is a place in the code that lowers the counter, checks it, or both.
 type charge struct {
 	at    int
 	units uint64
@@ -23,9 +22,9 @@ type charge struct {
 type check uint8
 
 const (
-	never  check = iota // another check follows soon
-	after               // when it has paid
-	before              // it pays, and then comes here again
+	never  check = iota // no check: another one follows soon
+	after               // check after the payment
+	before              // check before: it pays, and then returns here
 )
 
 // planner walks a body and sums the cost of the instructions of each region. Region 0 is the function's own.
@@ -34,56 +33,57 @@ type planner struct {
 	regions []region
 	open    []frame
 	jumps   []int // regions of dispatch loops directly in region 0
-	plain   bool  // besides them, region 0 holds plain instructions and blocks only
+	plain   bool  // except for jumps, region 0 has plain instructions and blocks only
 	calls   bool  // the function calls others
 	frame   frameEstimate
-	carried uint64 // values that branches bring to their targets, at most
+	carried uint64 // upper bound of the values that branches carry to their targets
 }
 
 type region struct {
-	at    int // where it pays
+	at    int // the place where it pays
 	units uint64
 	kind  kind
-	bare  bool // a loop that takes no operands: a branch to its head needs none
-	// Of a segment: the dispatch loop's region, and from which regions control can come besides by the jump.
+	bare  bool // a loop without operands, so a branch to its head needs none
+	// For a segment: loop is the dispatch loop's region, and from are the regions that control can come from, in
+	// addition to the jump.
 	loop int
 	from []int
-	head bool // the jump leads here, and to few others: pays for itself and for what follows, up to the allowance
+	head bool // the jump leads here and to few other segments, so this one pays for itself and for the following ones, up to the allowance
 }
 
 type kind uint8
 
 const (
 	loop     kind = iota // pays at its head
-	jump                 // a dispatch loop's: pays at its head for the jump and for its segments' allowance
-	table                // one that leads to few places: those pay
-	segment              // of a dispatch loop: pays when its allowance does not cover it
-	deadCode             // cannot be reached, pays nothing
-	part                 // what follows a long stretch of code without a loop: pays for itself
+	jump                 // a dispatch loop: pays at its head for the jump and for its segments' allowance
+	table                // a dispatch loop with few targets, which pay in its place
+	segment              // a segment of a dispatch loop: pays if the allowance does not cover it
+	deadCode             // unreachable code: pays nothing
+	part                 // the code after a long stretch without a loop: pays for itself
 )
 
 // frame is an open block of the walk.
 type frame struct {
 	region int
-	base   int   // the region that it began in
+	base   int   // the region at its beginning
 	loop   int   // the dispatch loop's region
-	bound  bool  // a segment of a dispatch loop begins behind its end
-	head   bool  // the jump leads there
-	from   []int // regions that branch to its end, besides the jump
-	ended  bool  // the code before cannot go on from here: it branched, returned or trapped
+	bound  bool  // a segment of a dispatch loop begins after its end
+	head   bool  // the jump leads to its end
+	from   []int // regions that branch to its end, without the jump
+	ended  bool  // the code before does not continue here: it branched, returned or trapped
 }
 
-// A dispatch loop does nothing but jump: loop, blocks, local.get, br_table to one of those blocks' ends. That is how
-// compilers spell control flow that has no structure; nearly every function of Go is one. If each turn paid for the
-// whole body, it would pay a hundred times for what it executes. So the body is cut into segments at the blocks' ends.
-// A turn pays for the jump and an allowance; a segment that could be reached with too little of it left pays for
-// itself. Small segments, which are most, then cost no charge of their own.
+// A dispatch loop only jumps: loop, blocks, local.get, br_table to the end of one of the blocks. Compilers write
+// unstructured control flow in this form; nearly every function of Go has it. If each turn paid for the whole body, it
+// would pay for a hundred times the executed code. So the body is cut into segments at the ends of the blocks. A turn
+// pays for the jump and an allowance, and a segment that can be reached with too little of the allowance left pays for
+// itself. Most segments are small, and then need no charge of their own.
 const (
-	jumpCost   = 10     // of local.get and br_table; blocks are labels and leave no code behind
-	allowance  = 256    // most that a turn pays in advance
-	foldCost   = 64     // most that a function pays late
-	mostAtOnce = 16_000 // that a region costs, and one instruction more
-	fewHeads   = 4      // where a jump leads to no more than a fourth of the segments, they pay instead of the jump
+	jumpCost   = 10     // cost of local.get and br_table; blocks are labels without code
+	allowance  = 256    // most units that a turn pays in advance
+	foldCost   = 64     // most units that a function pays late
+	mostAtOnce = 16_000 // most cost of a region, plus one instruction
+	fewHeads   = 4      // if a jump leads to no more than a fourth of the segments, those pay in place of the jump
 )
 
 func plan(code []byte, locals uint64, types *Module) (*charges, error) {
@@ -104,9 +104,9 @@ func plan(code []byte, locals uint64, types *Module) (*charges, error) {
 	return c, nil
 }
 
-// step adds an instruction to its region. A region that has become large ends, so that the host gets control also in
-// code without loops. The next one begins in the innermost block only: a branch out of that block passes over it, and
-// pays nothing for it.
+// step adds an instruction to its region. A large region ends, so that the host gets control also in code without
+// loops. The next region begins in the innermost block only: a branch out of that block skips it, and pays nothing for
+// it.
 func (p *planner) step(in instruction) {
 	top := len(p.open) - 1
 	f := &p.open[top]
@@ -131,7 +131,7 @@ func (p *planner) step(in instruction) {
 	case opElse:
 		f.region = f.base
 	case opLoop:
-		bare := p.r.b[in.hi-1] >= blockEmpty // none or a value's type; a function's could have parameters
+		bare := p.r.b[in.hi-1] >= blockEmpty // no type or a value's type; a function's type could have parameters
 		if p.dispatch(in.hi, bare) {
 			break
 		}
@@ -161,8 +161,7 @@ func (p *planner) join(in instruction) {
 	}
 }
 
-// end closes a block. Nothing is known of how its code ends when it is an ordinary one: something may branch to its
-// end.
+// end closes a block. After an ordinary block, the state of the code is unknown, since a branch may lead to its end.
 func (p *planner) end(at int) {
 	f := p.open[len(p.open)-1]
 	p.open = p.open[:len(p.open)-1]
@@ -181,7 +180,7 @@ func (p *planner) begin(r region) int {
 	return len(p.regions) - 1
 }
 
-// dispatch opens the blocks of the loop with the head that ends here, if the loop only jumps.
+// dispatch opens the blocks of the loop whose head ends here, if the loop only jumps.
 func (p *planner) dispatch(at int, bare bool) bool {
 	j, after := dispatchLoop(p.r)
 	if j == nil {
@@ -217,13 +216,12 @@ func (p *planner) dispatch(at int, bare bool) bool {
 	return true
 }
 
-// place decides where to charge. A function that does no more than enter a dispatch loop pays for that at the loop's
-// head.
+// place decides where to charge. A function that only enters a dispatch loop pays for that at the loop's head.
 func (p *planner) place() *charges {
 	n := len(p.regions)
-	due := make([]uint64, n)  // of a place that pays in advance: the most that its allowance covers
-	owed := make([]uint64, n) // of a segment: the most of the allowance that is used at its end
-	turns := make([][]int, n) // of a segment: where the turns that come by it paid in advance
+	due := make([]uint64, n)  // for a place that pays in advance: the most that its allowance covers
+	owed := make([]uint64, n) // for a segment: the most of the allowance that is used at its end
+	turns := make([][]int, n) // for a segment: the places at which turns through it paid in advance
 	pays := make([]bool, n)
 	for i := range p.regions {
 		r := &p.regions[i]
@@ -240,7 +238,7 @@ func (p *planner) place() *charges {
 		}
 		for _, from := range r.from {
 			f := &p.regions[from]
-			if f.kind != segment || f.loop != r.loop { // a loop within some segment before: who knows which
+			if f.kind != segment || f.loop != r.loop { // a loop within an unknown earlier segment
 				owed[i] = allowance
 				continue
 			}
@@ -284,8 +282,8 @@ func (p *planner) place() *charges {
 // registers. So small sums are charged without a check. Every loop checks at its head, and every function that calls
 // others checks at its start, so that little can be spent in between.
 const (
-	unseenEntry = 64    // of a function that neither calls nor loops: no more than what a call costs, a few times
-	unseen      = 4_000 // in all, of the segments of a function's dispatch loops, between two checks at the loops' heads
+	unseenEntry = 64    // most cost of a function without calls and loops: a few times that of a call
+	unseen      = 4_000 // most cost of all segments of a function's dispatch loops between two checks at the loops' heads
 )
 
 // checked decides where to check.
@@ -302,7 +300,7 @@ func (p *planner) checked(entry uint64, pays []bool) *charges {
 		c := charge{at: r.at, units: r.units, check: after}
 		switch {
 		case r.kind == table:
-			c.units = 0 // its segments pay
+			c.units = 0 // the segments pay
 			fallthrough
 		case r.kind == loop || r.kind == jump:
 			if r.bare && c.units <= unseen {

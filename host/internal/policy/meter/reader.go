@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// reader walks bytes. The first error sticks: later reads give zeros, so that callers may check once.
+// reader walks bytes. The first error stays: later reads return zeros, so callers may check once.
 type reader struct {
 	b   []byte
 	at  int
@@ -63,7 +63,7 @@ func (r *reader) u32() uint32 {
 	return 0
 }
 
-// skipLEB passes over a LEB128 of at most the given number of bits, signed or not.
+// skipLEB skips a LEB128 of at most the given number of bits, signed or not.
 func (r *reader) skipLEB(bits int) {
 	for range (bits + 6) / 7 {
 		if r.byte() < 0x80 {
@@ -73,7 +73,8 @@ func (r *reader) skipLEB(bits int) {
 	r.fail("an integer is longer than %d bits", bits)
 }
 
-// count reads a vector's length. Each element takes so many bytes at least, so more than are left is malformed.
+// count reads a vector's length. bytes is the least size of an element: a length beyond the remaining bytes is
+// malformed.
 func (r *reader) count(bytes int) uint32 {
 	n := r.u32()
 	if uint64(n)*uint64(bytes) > uint64(len(r.b)-r.at) {
@@ -94,7 +95,7 @@ func (r *reader) name() string {
 
 var valueTypes = map[byte]byte{valI32: 'i', valI64: 'I', 0x7d: 'f', 0x7c: 'F', 0x7b: 'v', valFuncref: 'r', valExternref: 'x'}
 
-// valueType is the letter of a type.
+// valueType reads a type, and returns its letter.
 func (r *reader) valueType() byte {
 	b := r.byte()
 	c, ok := valueTypes[b]
@@ -111,10 +112,10 @@ func (r *reader) referenceType() (b byte) {
 	return b
 }
 
-// unbounded is the maximum of a table or memory that has none.
+// unbounded is the maximum of a table or memory without one.
 const unbounded = 1<<32 - 1
 
-// limits reads the least and the most of a table or memory.
+// limits reads the minimum and the maximum of a table or memory.
 func (r *reader) limits() (least, most uint32) {
 	flags := r.byte()
 	if flags > 1 {
@@ -128,7 +129,7 @@ func (r *reader) limits() (least, most uint32) {
 	return least, most
 }
 
-// constant passes over a constant expression, which is one instruction and the end.
+// constant skips a constant expression, which is one instruction and the end.
 func (r *reader) constant() {
 	switch op := r.byte(); op {
 	case opI32Const:
@@ -156,7 +157,7 @@ func (r *reader) constant() {
 	}
 }
 
-// data passes over a data segment.
+// data skips a data segment.
 func (r *reader) data() {
 	const passive, indexed = 1, 2
 	flags := r.u32()

@@ -6,18 +6,18 @@ import (
 	"slices"
 )
 
-// Names under which a metered module exports what was added to it.
+// Names of the additional exports of a metered module.
 const (
 	Global = "kvhost_fuel" // the counter: a mutable i64
-	// the function that is called when it is below zero, and traps if it is still when that returns
+	// the function that is called when the counter is below zero; it traps if the counter is still below zero
+	// afterwards
 	Refuel = "kvhost_refuel"
 )
 
-// Version is raised whenever the metered form of some module changes, so that forms that were kept are not used any
-// more.
+// Version is raised whenever the metered form of some module changes, so that cached forms are not used any more.
 const Version = 6
 
-// Inject gives the metered form of a module. A compiler must have validated the original bytes. Function indexes,
+// Inject returns the metered form of a module. A compiler must have validated the original bytes. Function indexes,
 // exports and custom sections stay as they are.
 func Inject(wasm []byte) ([]byte, error) {
 	m, err := Read(wasm)
@@ -27,22 +27,22 @@ func Inject(wasm []byte) ([]byte, error) {
 	return (&rewriter{Module: m}).rewrite()
 }
 
-// Measure gives what a module has of all that is limited. When the module is refused, which the error tells, it is what
-// was counted until then.
+// Measure returns a module's counts of all limited items. If the module is refused, the error says so, and the counts
+// are those until then.
 func (m *Module) Measure() ([]Count, error) {
 	_, err := (&rewriter{Module: m}).rewrite()
 	return m.counts, err
 }
 
-// rewriter puts a module together again with the global and the function, their exports and the charged bodies.
+// rewriter assembles a module with the global and the function, their exports and the charged bodies.
 type rewriter struct {
 	*Module
 	added []added
-	work  work // of the functions so far
+	work  work // work of the functions so far
 }
 
-// added is a function at the module's end: the one to call for more fuel, and then first forms of functions that have a
-// second one in their place.
+// added is a function at the module's end: first the function for more fuel, then the first forms of functions that
+// have a second form in their place.
 type added struct {
 	kind uint32 // type
 	body []byte
@@ -84,8 +84,8 @@ func (m *rewriter) rewrite() ([]byte, error) {
 		case secCustom:
 			data = append(appendText(nil, s.Name), data...)
 		case secType:
-			data = appendItems(data, []byte{0x60, 0, 0}, // of the function for more fuel
-				[]byte{0x60, 3, valI32, valI32, valI32, 0}) // of those for large copies and fills
+			data = appendItems(data, []byte{0x60, 0, 0}, // type of the function for more fuel
+				[]byte{0x60, 3, valI32, valI32, valI32, 0}) // type of the functions for large copies and fills
 		case secFunction:
 			for _, f := range m.added {
 				data = appendItems(data, appendU32(nil, f.kind))
@@ -111,14 +111,14 @@ func exported(name string, kind byte, index uint32) []byte {
 	return appendU32(append(appendText(nil, name), kind), index)
 }
 
-// refuel is the index of the function for more fuel: the first behind the module's own.
+// refuel returns the index of the function for more fuel, the first after the module's own.
 func (m *rewriter) refuel() uint32 { return uint32(len(m.Funcs)) }
 
-// copier and filler are the indexes of the functions for large copies and fills.
+// copier and filler return the indexes of the functions for large copies and fills.
 func (m *rewriter) copier() uint32 { return m.refuel() + 1 }
 func (m *rewriter) filler() uint32 { return m.refuel() + 2 }
 
-// bulkKind is their type.
+// bulkKind returns the index of their type.
 func (m *rewriter) bulkKind() uint32 { return uint32(len(m.Types)) + 1 }
 
 func appendItems(vector []byte, items ...[]byte) []byte {
@@ -128,7 +128,8 @@ func appendItems(vector []byte, items ...[]byte) []byte {
 	return append(append(out, vector[r.at:]...), slices.Concat(items...)...)
 }
 
-// library are the names of what comes with a language and is seldom on the way of a call: it is most of a small module.
+// library matches the names of a language's runtime and standard library, which calls seldom use and which are most of
+// a small module.
 var library = regexp.MustCompile(`^(runtime\.|internal[_/]|type[:_]|syscall\.|os\.)`)
 
 func (m *rewriter) rewriteCode() ([]byte, error) {
@@ -140,7 +141,7 @@ func (m *rewriter) rewriteCode() ([]byte, error) {
 		w := bodyRewriter{global: m.globals, refuel: m.refuel()}
 		m.added = append(m.added, added{m.bulkKind(), w.slicedCopy()}, added{m.bulkKind(), w.slicedFill()})
 	}
-	owned := map[uint32]bool{} // functions with a name of the author's: for speed only, names prove nothing
+	owned := map[uint32]bool{} // functions with a name of the author's; used for speed only, since names prove nothing
 	for _, f := range m.FunctionNames() {
 		owned[f.Index] = !library.Match(f.Text)
 	}
@@ -164,11 +165,11 @@ func (m *rewriter) rewriteCode() ([]byte, error) {
 	return append(appendU32(nil, n+uint32(len(m.added))), out...), nil
 }
 
-// function is what a body's rewriting depends on.
+// function holds the inputs of rewriting a body.
 type function struct {
 	kind   uint32 // type
 	params uint32
-	other  uint32 // index that its first form would get, if it gets a second; 0 when it must not
+	other  uint32 // index of its first form, if it gets a second one; 0 if it must not
 }
 
 func (m *rewriter) rewriteFunction(body []byte, f *function) ([]byte, error) {

@@ -2,24 +2,25 @@ package meter
 
 import "slices"
 
-// Compilers that have no structured control flow to give, Go's above all, spell every jump within a function as
+// Compilers without structured control flow, above all Go's, write every jump within a function as
 //
 //	i32.const K; local.set V; br L
 //
-// where L is the head of a loop that does nothing but look V up in a table and branch. V is also a parameter, so that a
-// function can be entered again in its middle. So each piece of the function can be reached from everywhere, as far as
-// the next compiler knows, and it must bring all variables to the same places before each: that costs more than the
-// code in between. (A third of the time that a batch of events takes in lru, measured.)
+// where L is the head of a loop that only looks V up in a table and branches. V is also a parameter, so that a function
+// can be entered again in its middle. For the next compiler, each piece of the function can therefore be reached from
+// everywhere, and it must move all variables to the same places before each piece. That costs more than the code
+// between: a third of the time of a batch of events in lru, measured.
 //
-// Such a function gets a second form for when it is entered at its start, which is all but always. There, where the
-// table leads for K is known. A jump ahead leads to the end of a block that is still open, so that it becomes a branch;
-// jumps back stay, and the table keeps what they need. The first form stands at the module's end, for any other V.
+// Such a function gets a second form for calls that enter it at its start, which are nearly all. In this form the
+// target of the table for K is known. A jump ahead leads to the end of a block that is still open, and becomes a
+// branch. Jumps back stay, and the table keeps their entries. The first form is moved to the module's end, for any
+// other V.
 
 // target is a block that a branch can name.
 type target struct {
-	jumps *jumps // of a dispatch loop: what its head does
-	of    *jumps // of one of its blocks
-	label int    // which of them, counted from the innermost
+	jumps *jumps // if it is a dispatch loop: its table
+	of    *jumps // if it is a block of a dispatch loop: that loop's table
+	label int    // index of the block, from the innermost
 }
 
 // jumps is a dispatch loop's table.
@@ -27,12 +28,13 @@ type jumps struct {
 	variable uint32
 	blocks   int
 	labels   []uint32 // by the variable's value; the last is for all others
-	lo, hi   int      // its place in the code
+	lo, hi   int      // place of the head in the code
 }
 
 func (j *jumps) of(value uint32) uint32 { return j.labels[min(uint64(value), uint64(len(j.labels)-1))] }
 
-// dispatchLoop reads what follows the head of a loop if that only jumps, and where its code goes on.
+// dispatchLoop reads the table of a loop that only jumps, and returns a reader of the code after its head. It returns
+// nil for any other loop.
 func dispatchLoop(r reader) (*jumps, reader) {
 	j := &jumps{}
 	in := r.next()
@@ -51,28 +53,28 @@ func dispatchLoop(r reader) (*jumps, reader) {
 	for range table.count(1) + 1 {
 		label := table.u32()
 		if uint64(label) >= uint64(j.blocks) {
-			return nil, r // around the loop or out of it
+			return nil, r // the jump leads to the loop itself or out of it
 		}
 		j.labels = append(j.labels, label)
 	}
 	return j, r
 }
 
-// operand is the first immediate of an instruction that has an index there.
+// operand returns the first immediate of an instruction, which must be an index.
 func operand(code []byte, in instruction) uint32 { return (&reader{b: code, at: in.lo + 1}).u32() }
 
-// straightener rewrites the code of a function for when local 0 is zero at its start.
+// straightener rewrites the code of a function for calls with local 0 equal to zero.
 type straightener struct {
 	r     reader
 	open  []target
 	jumps *jumps
-	keep  []bool // labels that something jumps to still
+	keep  []bool // labels that a jump still leads to
 	out   []byte
-	done  int // of the code, in out
+	done  int // end of the code that is already in out
 }
 
-// straighten gives the form of a function's code that is right when local 0 is zero. ok is false when it would not
-// differ, or when the code is not of the kind that is understood here.
+// straighten returns the form of a function's code for calls with local 0 equal to zero. ok is false if it would not
+// differ, or if the code has another shape.
 func straighten(code []byte) (out []byte, ok bool) {
 	s := &straightener{r: reader{b: code}, open: []target{{}}}
 	var first, second instruction
@@ -90,7 +92,7 @@ func straighten(code []byte) (out []byte, ok bool) {
 	return s.prune(), true
 }
 
-// step is false for what must not be.
+// step returns false for code of another shape.
 func (s *straightener) step(first, second, in instruction) bool {
 	switch in.op {
 	case opBlock, opIf:
@@ -99,7 +101,7 @@ func (s *straightener) step(first, second, in instruction) bool {
 		j, after := dispatchLoop(s.r)
 		s.open = append(s.open, target{jumps: j})
 		if j == nil {
-			return s.jumps != nil // a loop around it would come to its head with any value
+			return s.jumps != nil // a loop around it would reach its head with any value
 		}
 		if s.jumps != nil || j.variable != 0 {
 			return false
@@ -139,7 +141,7 @@ func (s *straightener) at(depth uint32) *target {
 	return &s.open[len(s.open)-1-int(depth)]
 }
 
-// jump makes a branch of a jump ahead. Any other must at least lead to a known place.
+// jump turns a jump ahead into a branch. Any other jump must at least lead to a known place.
 func (s *straightener) jump(first, second, in instruction) bool {
 	code := s.r.b
 	if first.op != opI32Const || second.op != opLocalSet || first.hi != second.lo || second.hi != in.lo ||
@@ -163,8 +165,8 @@ func (s *straightener) jump(first, second, in instruction) bool {
 	return true
 }
 
-// prune lets the table forget where nothing jumps to any more. Those places are then reached from before them only. The
-// table stands before all that was rewritten.
+// prune removes the table's entries that no jump leads to any more. Those places are then reached only from the code
+// before them. The table is before all rewritten code.
 func (s *straightener) prune() []byte {
 	j := s.jumps
 	table := appendU32([]byte{opBranchTable}, uint32(len(j.labels)-1))
@@ -177,7 +179,7 @@ func (s *straightener) prune() []byte {
 	return slices.Concat(s.out[:j.lo], table, s.out[j.hi:])
 }
 
-// smallConstant is an i32 constant that is not negative, from its signed LEB128.
+// smallConstant reads an i32 constant that is not negative, from its signed LEB128.
 func smallConstant(b []byte) (uint32, bool) {
 	var v uint64
 	for i, c := range b {
@@ -186,10 +188,10 @@ func smallConstant(b []byte) (uint32, bool) {
 	return uint32(v), b[len(b)-1]&0x40 == 0 && v < 1<<31
 }
 
-// mostStraightened bounds what is done for speed alone: bytes of code that get a second form.
+// mostStraightened is the most bytes of code that get a second form, which only saves time.
 const mostStraightened = 512 << 10
 
-// entered is how a function begins that has two forms: unless local 0 is zero, the other one does all.
+// entered returns the beginning of a function with two forms: unless local 0 is zero, it calls the other form.
 func entered(params, other uint32) []byte {
 	out := []byte{opLocalGet, 0, opIf, blockEmpty}
 	for p := range params {

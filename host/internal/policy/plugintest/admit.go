@@ -9,7 +9,8 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// admit checks an admission policy: a stream of candidates in batches of all sizes, and again to other instances.
+// admit checks an admission policy by a stream of candidates in batches of all sizes, which it repeats to other
+// instances.
 func (c *checker) admit() {
 	answers, err := c.admissions(0)
 	if err == nil {
@@ -92,7 +93,7 @@ func (c *checker) admissions(longer uint32) ([]byte, error) {
 	return answers, nil
 }
 
-// someCandidate is a new entry, or one that would move between levels or hosts.
+// someCandidate returns a new entry, or one that would move between levels or hosts.
 func someCandidate(rng *rand.Rand, round int) abi.Candidate {
 	c := abi.Candidate{
 		Key: 1 + rng.Uint64N(5000), ParentKey: rng.Uint64N(5000), Namespace: rng.Uint32N(uint32(len(texts))),
@@ -106,7 +107,7 @@ func someCandidate(rng *rand.Rand, round int) abi.Candidate {
 		c.Kind, c.From, c.To, c.Hits = abi.KindDemotion, near, near+1, rng.Uint32N(4)
 	case 2:
 		c.Kind, c.From, c.To, c.Hits = abi.KindPromotion, near+1, near, 1+rng.Uint32N(4)
-	case 3: // another host lends, is offered or offers it
+	case 3: // another host lends the entry, is offered it or offers it
 		c.Kind, c.From, c.To, c.Hits = abi.KindPromotion, abi.PeerLevel, near, 1+rng.Uint32N(4)
 	case 4:
 		c.Kind, c.From, c.To, c.Hits = abi.KindDemotion, near, abi.PeerLevel, rng.Uint32N(4)

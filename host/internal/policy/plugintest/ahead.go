@@ -11,8 +11,8 @@ const (
 	aheadRounds = 40
 )
 
-// ahead checks a policy that may be asked for victims before they are needed: those that it named first must still be
-// named, in the same order, after others have been touched, inserted and removed.
+// ahead checks a policy that may be asked for victims before they are needed: it must name the same first victims, in
+// the same order, after other entries have been touched, inserted and removed.
 func (c evictChecks) ahead() error {
 	ahead := c.m.Manifest().VictimsAhead
 	if ahead == 0 {

@@ -71,7 +71,7 @@ func Check(ctx context.Context, path string, o Options) (*Report, error) {
 	return r, nil
 }
 
-// policy is the options to open a module with.
+// policy returns the options to open the module.
 func (o *Options) policy() policy.Options {
 	out := policy.Options{Grants: o.Grants, Fuel: o.Fuel, Cache: o.Cache}
 	if o.Grants == nil {
@@ -154,7 +154,7 @@ func (c *checker) call(p *policy.Probe, export string, a, b uint64, records int)
 	return status, n, nil
 }
 
-// good makes a call that must succeed; ok is false when the guest leaves it to the host.
+// good makes a call that must succeed; ok is false if the guest leaves the answer to the host.
 func (c *checker) good(p *policy.Probe, export string, a, b uint64, records int) (n uint32, ok bool, err error) {
 	status, n, err := c.call(p, export, a, b, records)
 	if err == nil && status < 0 {
@@ -175,7 +175,7 @@ func (c *checker) finding(where, what, do string) error {
 	return &Finding{Role: c.role.String(), Where: where, What: what, Do: do}
 }
 
-// fault is the finding for a failed call.
+// fault returns the finding for a failed call.
 func (c *checker) fault(export, when string, err error) error {
 	var own *Finding
 	if errors.As(err, &own) {

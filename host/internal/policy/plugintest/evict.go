@@ -17,7 +17,7 @@ type move struct {
 	answer []uint32
 }
 
-// evictChecks are what an eviction policy must pass.
+// evictChecks are the checks of an eviction policy.
 type evictChecks struct{ *checker }
 
 func (c evictChecks) evict() {
@@ -29,7 +29,7 @@ func (c evictChecks) evict() {
 		tape, err := c.record(c.o.Seed+uint64(g.slots), g.slots, g.rounds)
 		if err != nil {
 			c.r.add(err)
-			continue // what follows would only say the same
+			continue // later checks would only repeat the finding
 		}
 		c.r.add(c.replay(tape, g.slots, 0, "another instance with the same seed and events",
 			"decide by events and Info.seed alone, never by what memory happens to hold"))
@@ -56,7 +56,7 @@ func (c evictChecks) record(seed uint64, slots uint32, rounds int) ([]move, erro
 		return nil, err
 	}
 	defer e.p.Close()
-	// leave room for noise: a policy may do something once per call
+	// leave room for noise in each batch, since a policy may do work once per call
 	e.batch = max(1, e.batch-e.batch/noiseEvery)
 	var tape []move
 	w := newWorld(seed, slots)
@@ -173,15 +173,15 @@ func short(v []uint32) string {
 	return fmt.Sprint(v)
 }
 
-// noiseEvery is how many events of a batch have room for one that means nothing.
+// noiseEvery is the number of events of a batch with room for one meaningless event.
 const noiseEvery = 8
 
-// noisy adds events that mean nothing to a tape: unknown ops, and ops on empty slots.
+// noisy adds meaningless events to a tape: unknown ops, and ops on empty slots.
 func noisy(tape []move) []move {
 	var out []move
 	used := map[uint32]bool{}
 	free := uint32(0)
-	waited, added := 0, 0 // in this batch
+	waited, added := 0, 0 // counts of this batch
 	for i, m := range tape {
 		if m.ask != nil {
 			out = append(out, m)
@@ -220,7 +220,7 @@ func noisy(tape []move) []move {
 func (c evictChecks) handOver(tape []move, slots uint32) error {
 	half := len(tape) / 2
 	for half < len(tape) && (half == 0 || tape[half-1].ask == nil) {
-		half++ // a host saves when nothing waits
+		half++ // a host saves when no events wait
 	}
 	first, err := c.evictor(slots, 0)
 	if err != nil {
@@ -261,7 +261,7 @@ func (c evictChecks) saved(e *evictor, tape []move) (state []byte, ok bool, err 
 	return c.save(e.p)
 }
 
-// overload fills the largest instance and makes asks that are expensive: everything old is pinned or of another tenant.
+// overload fills the largest instance and makes expensive asks: all old entries are pinned or belong to another tenant.
 func (c evictChecks) overload(slots uint32) error {
 	e, err := c.evictor(slots, 0)
 	if err != nil {

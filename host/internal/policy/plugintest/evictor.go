@@ -37,7 +37,7 @@ func (c *checker) evictor(slots, longer uint32) (*evictor, error) {
 	return e, nil
 }
 
-// fullBatch is how many records a host passes in one call.
+// fullBatch is the number of records that a host passes in one call.
 const fullBatch = 256
 
 // event queues an event. flushed reports whether it completed a batch, which was then delivered.
@@ -58,7 +58,7 @@ func (e *evictor) write() error {
 		record := b[i*int(e.stride):][:e.stride]
 		*(*abi.Event)(unsafe.Pointer(&record[0])) = e.wait[i]
 		for j := range record[abi.EventSize:] {
-			record[abi.EventSize+j] = 0xab // what this version does not know
+			record[abi.EventSize+j] = 0xab // fields of a later version
 		}
 	}
 	if len(e.wait) > 0 {

@@ -36,7 +36,7 @@ func (c *checker) oddBuffers(p *policy.Probe) error {
 func (c *checker) shortInfo() error {
 	for _, info := range []struct {
 		what      string
-		size, len uint32 // what Info says of itself, and what the call says
+		size, len uint32 // the size field of Info, and the length argument of the call
 	}{
 		{"an Info of 16 bytes", 16, 16}, {"settings that end after the buffer", abi.InfoSize, abi.InfoSize},
 	} {
@@ -92,7 +92,7 @@ func (c *checker) strangeNamespace(p *policy.Probe) error {
 	return nil
 }
 
-// tolerate is the finding for a trap at bad input.
+// tolerate returns the finding for a trap at bad input.
 func (c *checker) tolerate(err error, when string) error {
 	var f *Finding
 	if errors.As(err, &f) {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// geometries are common chunks, and hard ones: one page, odd sizes, planes of several sizes in no order, the most
+// geometries returns common chunks, and hard ones: one page, odd sizes, planes of several sizes in no order, the most
 // blocks and planes.
 func geometries() []kv.Geometry {
 	planes := func(n int, parts uint32, size func(int) uint32) []kv.Plane {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 )
 
-// namespaces is the number of ids that an instance is told.
+// namespaces is the number of ids in an instance's Info.
 const namespaces = 64
 
 // texts are namespaces that differ little: in a word, a line, a digit at the end of a long text, only in length.
@@ -20,7 +20,7 @@ var texts = []string{
 	"a=\u00fc\u4e2d\u6587\n", "\xff\x00\xfe",
 }
 
-// announce tells the guest of texts, if it exports kv_namespace. A text's id is its place in texts.
+// announce passes the texts to the guest, if it exports kv_namespace. A text's id is its index in texts.
 func (c *checker) announce(p *policy.Probe) error {
 	for i, text := range texts {
 		if err := c.room(p, map[int]uint32{abi.BufferInfo: uint32(len(text))}); err != nil {

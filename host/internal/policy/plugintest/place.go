@@ -52,7 +52,7 @@ func (l *placer) roots(facts []abi.RootFacts) error {
 	l.facts = facts
 	stride := abi.RootFactsSize + l.longer
 	if ok, err := l.p.Buffer(abi.BufferRoots, abi.RootsHeaderSize+64*stride); !ok || err != nil {
-		return err // it may do without
+		return err // the buffer is optional
 	}
 	b, err := l.p.Bytes(abi.BufferRoots, abi.RootsHeaderSize+uint32(len(facts))*stride)
 	if err != nil {
@@ -102,7 +102,7 @@ func (l *placer) path(q abi.PlaceQuery) (path []byte, root uint32, ok bool, err 
 	return path, a.Root, true, nil
 }
 
-// queries are identities to name: namespaces by text, every length of key, the smallest and largest groups and ranks.
+// queries returns pieces to name: namespaces by text, every length of key, the smallest and largest groups and ranks.
 func (c placeChecks) queries() []abi.PlaceQuery {
 	rng := rand.New(rand.NewPCG(c.o.Seed, 41))
 	var out []abi.PlaceQuery
@@ -123,7 +123,7 @@ func (c placeChecks) queries() []abi.PlaceQuery {
 		add(abi.PlaceQuery{Namespace: 1, KeyLen: n, Size: 1})
 	}
 	twin := out[len(out)-1]
-	for _, change := range []func(*abi.PlaceQuery){ // the same key, in all else different
+	for _, change := range []func(*abi.PlaceQuery){ // the same key, with every other field changed
 		func(q *abi.PlaceQuery) { q.Namespace = 2 }, func(q *abi.PlaceQuery) { q.Group = 1 }, func(q *abi.PlaceQuery) { q.Rank = 1 },
 		func(q *abi.PlaceQuery) { q.Group, q.Rank = 11, 1 }, func(q *abi.PlaceQuery) { q.Group, q.Rank = 1, 11 },
 		func(q *abi.PlaceQuery) { q.Key[0] ^= 1 }, func(q *abi.PlaceQuery) { q.Key[31] ^= 0x80 },
@@ -136,7 +136,7 @@ func (c placeChecks) queries() []abi.PlaceQuery {
 	return out
 }
 
-// facts are sets of roots: two that differ in everything, one that is closed, many.
+// facts returns sets of roots: two that differ in everything, a closed one, many.
 func facts() [][]abi.RootFacts {
 	const gib = 1 << 30
 	fast := abi.RootFacts{ID: 3, Flags: abi.RootWritable, Capacity: 100 * gib, Free: 50 * gib, ReadBps: 6 * gib,
@@ -153,7 +153,7 @@ func facts() [][]abi.RootFacts {
 		{{ID: 1, Flags: abi.RootWritable, Capacity: ^uint64(0), Free: ^uint64(0), ReadBps: ^uint64(0), WriteBps: ^uint64(0)}}}
 }
 
-// placeChecks are what a place policy must pass.
+// placeChecks are the checks of a place policy.
 type placeChecks struct{ *checker }
 
 func (c placeChecks) place() {
@@ -187,7 +187,7 @@ func (c placeChecks) place() {
 	}
 }
 
-// distinct checks that every query gets its own path. names is false when the guest leaves naming to the host.
+// distinct checks that every query gets its own path. names is false if the guest leaves naming to the host.
 func (c placeChecks) distinct(l *placer, queries []abi.PlaceQuery) (names bool, err error) {
 	whose := map[string]int{}
 	for i, q := range queries {

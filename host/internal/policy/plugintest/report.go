@@ -14,38 +14,38 @@ import (
 
 // Options of a check. The zero value is valid.
 type Options struct {
-	Grants []string       // that the operator would allow; nil for all that the manifest requests
+	Grants []string       // grants of the operator; nil: all that the manifest requests
 	Config policy.Config  // settings
-	Fuel   sandbox.Fuel   // as in the configuration; zero for the defaults
-	Slots  uint32         // of the largest instance that is tried; 0 for 1,048,576
-	Seed   uint64         // of the random streams; the same seed gives the same streams
-	Cache  *sandbox.Cache // of compiled code; optional
-	// Profile is whether to tell what the module's functions use.
+	Fuel   sandbox.Fuel   // fuel of the configuration; zero: the defaults
+	Slots  uint32         // slots of the largest instance; 0: 1,048,576
+	Seed   uint64         // seed of the random streams
+	Cache  *sandbox.Cache // cache of compiled code; optional
+	// Profile adds the fuel of the module's functions to the report.
 	Profile bool
-	rounds  int // of each random stream; 0 for 1,500
+	rounds  int // rounds of each random stream; 0: 1,500
 }
 
 const defaultSlots = 1 << 20
 
-// Report is what a check found.
+// Report is the result of a check.
 type Report struct {
 	Path     string
-	Name     string // the manifest's
+	Name     string // name in the manifest
 	Digest   string // SHA-256 of the module
 	Roles    []abi.Role
-	Findings []Finding              // none when the module conforms; one of each kind and place
+	Findings []Finding              // one of each kind and place; empty if the module conforms
 	Calls    []Usage                // the most expensive call of each export, with its fuel
 	Memory   uint64                 // bytes of the largest instance's memory at its end
-	Slots    uint32                 // it was made for
+	Slots    uint32                 // slots of that instance
 	Profile  []sandbox.FunctionFuel `json:",omitempty"`
 }
 
 // Finding is a defect of a module.
 type Finding struct {
-	Role  string // empty when it is not of one role
+	Role  string // empty if the defect is not of one role
 	Where string // export, section or file
 	What  string
-	Do    string // what its author should do
+	Do    string // remedy for the author
 }
 
 func (f *Finding) Error() string {
@@ -63,7 +63,7 @@ type Usage struct {
 	Used, Allowed uint64
 }
 
-// Share is the part of the fuel that was used.
+// Share returns the used part of the fuel.
 func (u Usage) Share() float64 { return float64(u.Used) / float64(max(1, u.Allowed)) }
 
 // add records the result of a check, unless the same was found in the same place before.
@@ -80,7 +80,7 @@ func (r *Report) add(err error) {
 		return o.Role == f.Role && o.Where == f.Where &&
 			o.Do == f.Do
 	}) {
-		r.Findings = append(r.Findings, *f) // the first of its kind
+		r.Findings = append(r.Findings, *f) // the first finding of its kind
 	}
 }
 

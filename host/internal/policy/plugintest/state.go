@@ -9,10 +9,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 )
 
-// mostState is more than a guest saves at the sizes used here.
+// mostState is above the size of any state at the sizes used here.
 const mostState = 4 << 20
 
-// save asks for the state. ok is false when the module saves none.
+// save asks for the state. ok is false if the module saves none.
 func (c *checker) save(p *policy.Probe) (state []byte, ok bool, err error) {
 	if c.m.StateFormat() == "" {
 		return nil, false, c.silent(p)
@@ -45,7 +45,7 @@ func (c *checker) silent(p *policy.Probe) error {
 		"name the form of the state, such as \"mine/1\"")
 }
 
-// load passes a state to the guest. taken is false when it starts empty.
+// load passes a state to the guest. taken is false if the guest starts empty.
 func (c *checker) load(p *policy.Probe, state []byte) (taken bool, err error) {
 	if ok, err := p.Buffer(abi.BufferState, uint32(len(state))); err != nil || !ok {
 		return false, c.finding(abi.ExportBuffer, fmt.Sprintf("it gives no room of %d bytes for STATE", len(state)),

@@ -6,14 +6,14 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// world is a host's content: a tree of chunks that requests read and extend, some of them resident in slots. It does
-// more than hosts do: every event names the parent, and entries vanish while they are pinned.
+// world is a host's content: a tree of chunks that requests read and extend, some of them resident in slots. Unlike in
+// a host, every event names the parent, and entries vanish while they are pinned.
 type world struct {
 	rng     *rand.Rand
 	nodes   []node
 	slots   []int // by slot: the node, or -1
 	free    []uint32
-	used    uint64 // units
+	used    uint64 // in units of size
 	limit   uint64
 	clock   uint64
 	request uint32
@@ -21,10 +21,10 @@ type world struct {
 	emit    func(abi.Event)
 	ask     func(abi.Ask) []uint32 // victims; nil ends the world
 	over    bool
-	named   int // victims in all
+	named   int // number of all victims
 	wanted  int // asks that some entry could have answered
-	silent  int // of them the last ones, to which it named no entry
-	longest int // the most of them in a row
+	silent  int // number of the latest asks in a row without an answer
+	longest int // the largest value of silent
 }
 
 type node struct {
@@ -40,7 +40,7 @@ type node struct {
 
 type lease struct {
 	node  int
-	until uint32 // request
+	until uint32 // number of the request that ends it
 }
 
 const tenants = 3
@@ -100,7 +100,7 @@ func (w *world) insert(n int, op abi.Op) {
 	w.slots[v.slot] = n
 	w.used += uint64(v.size)
 	w.event(op, n)
-	for _, child := range v.children { // its parent came back
+	for _, child := range v.children { // its parent is resident again
 		if w.nodes[child].slot != abi.None {
 			w.event(abi.OpLink, child)
 		}
@@ -123,7 +123,7 @@ func (w *world) round() {
 	target := -1
 	if len(w.nodes) > 0 {
 		target = w.rng.IntN(len(w.nodes))
-		if w.rng.IntN(3) > 0 { // rather what is new
+		if w.rng.IntN(3) > 0 { // prefer new chunks
 			target = len(w.nodes) - 1 - w.rng.IntN(min(len(w.nodes), 40))
 		}
 	}
@@ -228,7 +228,7 @@ func (w *world) makeRoom(size uint64) bool {
 	return len(w.free) > 0 && w.used+size <= w.limit
 }
 
-// victims asks for victims and removes one in so many of them.
+// victims asks for victims and removes every one-th of them.
 func (w *world) victims(ask abi.Ask, one int) {
 	if w.over {
 		return

@@ -8,27 +8,27 @@ import (
 	"github.com/tetratelabs/wazero/experimental"
 )
 
-// MemoryBudget bounds the memory of all instances that share it. An instance is charged as it grows, and gives
-// everything back when it is closed. A nil budget has no limit.
+// MemoryBudget bounds the memory of all instances that share it. An instance is charged as it grows, and its charge
+// ends when it is closed. A nil budget has no limit.
 type MemoryBudget struct {
 	limit atomic.Uint64
 	used  atomic.Uint64
 }
 
-// NewMemoryBudget returns a budget of so many bytes.
+// NewMemoryBudget returns a budget with a limit in bytes.
 func NewMemoryBudget(limit uint64) *MemoryBudget {
 	b := &MemoryBudget{}
 	b.limit.Store(limit)
 	return b
 }
 
-// SetLimit changes how many bytes they are. Instances that have more keep it, and do not grow.
+// SetLimit changes the limit. Instances keep memory beyond it, but do not grow.
 func (b *MemoryBudget) SetLimit(limit uint64) { b.limit.Store(limit) }
 
-// Limit is how many bytes the instances may have.
+// Limit returns the limit of all instances in bytes.
 func (b *MemoryBudget) Limit() uint64 { return b.limit.Load() }
 
-// Used is how many bytes the instances have.
+// Used returns the bytes of all instances.
 func (b *MemoryBudget) Used() uint64 { return b.used.Load() }
 
 func (b *MemoryBudget) take(n uint64) bool {
@@ -55,11 +55,11 @@ func (b *MemoryBudget) give(n uint64) {
 // boundedMemory is the memory of one instance within its limits.
 type boundedMemory struct {
 	experimental.LinearMemory
-	limit   uint64 // of this instance
+	limit   uint64 // most bytes of this instance
 	budget  *MemoryBudget
 	usage   *Usage
 	size    uint64
-	refused error // why it did not grow when it was last asked to
+	refused error // the reason for which it last did not grow; nil if it grew
 }
 
 func (m *boundedMemory) Reallocate(size uint64) []byte {
@@ -95,14 +95,14 @@ func (m *boundedMemory) Free() {
 
 func mebibytes(n uint64) uint64 { return (n + 1<<20 - 1) >> 20 }
 
-// slotMemory is the default limit for each slot of an instance, on top of DefaultPages. The most demanding first-party
-// policy takes 100 bytes.
+// slotMemory is the default limit for each slot of an instance, in bytes, in addition to DefaultPages. The most
+// demanding first-party policy takes 100 bytes.
 const slotMemory = 128
 
-// maxMemory is the most that a 32-bit size can say.
+// maxMemory is the largest memory with a 32-bit size.
 const maxMemory = 1<<32 - pageSize
 
-// memoryLimit is the most bytes that an instance may have. The operator's limit counts, if there is one.
+// memoryLimit returns the most bytes of an instance. The operator's limit takes precedence, if there is one.
 func (c *Code) memoryLimit(s *Settings) uint64 {
 	limit := min(uint64(c.pages)*pageSize, maxMemory)
 	if s.MemoryPages != 0 {
@@ -111,7 +111,8 @@ func (c *Code) memoryLimit(s *Settings) uint64 {
 	return min(limit, DefaultPages*pageSize+slotMemory*uint64(s.MaxSlots))
 }
 
-// memory makes the memory of an instance, at the size with which it starts. wazero does not expect that to fail.
+// memory makes the memory of an instance at its initial size, before wazero needs it, since wazero does not expect a
+// failure.
 func (c *Code) memory(s *Settings, u *Usage) (*boundedMemory, error) {
 	least := uint64(c.compiled.ExportedMemories()[abi.ExportMemory].Min()) * pageSize
 	m := &boundedMemory{

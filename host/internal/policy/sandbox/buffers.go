@@ -11,7 +11,7 @@ type buffer struct{ ptr, size uint32 }
 
 const bufferAlign = 16
 
-// RequireBuffer asks the guest for a buffer that it must provide.
+// RequireBuffer requests a buffer that the guest must provide.
 func (in *Instance) RequireBuffer(kind int, size uint32) error {
 	f := in.Export(abi.ExportBuffer)
 	if err := in.Call(&f, uint64(kind), uint64(size), Setup, setupFuel); err != nil {
@@ -40,7 +40,7 @@ func (in *Instance) accept(f *Export, kind int, size uint32) error {
 	return err
 }
 
-// OfferBuffer asks the guest for a buffer that it may do without; see [Instance.HasBuffer].
+// OfferBuffer requests a buffer that is optional for the guest; see [Instance.HasBuffer].
 func (in *Instance) OfferBuffer(kind int, size uint32) error {
 	f := in.Export(abi.ExportBuffer)
 	if err := in.Call(&f, uint64(kind), uint64(size), Setup, setupFuel); err != nil {
@@ -57,11 +57,11 @@ func (in *Instance) HasBuffer(kind int, n uint32) bool {
 	return in.bufs[kind].ptr != 0 && in.bufs[kind].size >= n
 }
 
-// BufferSize is the size of the buffer that the guest provided; 0 without one.
+// BufferSize returns the size of the guest's buffer; 0 without one.
 func (in *Instance) BufferSize(kind int) uint32 { return in.bufs[kind].size }
 
-// View is the first n bytes of a buffer, valid until the next call. It is checked against the memory each time, because
-// the guest may have grown the memory.
+// View returns the first n bytes of a buffer, valid until the next call. It is checked against the memory each time,
+// because the guest may have grown the memory.
 func (in *Instance) View(kind int, n uint32) ([]byte, error) {
 	if in.dead != nil {
 		return nil, in.dead
@@ -75,12 +75,12 @@ func (in *Instance) View(kind int, n uint32) ([]byte, error) {
 	return b, nil
 }
 
-// text reads the bytes that the guest points at, at most maxTextBytes of them.
+// text reads n bytes at the guest's pointer, at most maxTextBytes.
 func (in *Instance) text(ptr, n uint64) ([]byte, bool) {
 	return in.mem.Read(uint32(ptr), min(uint32(n), maxTextBytes))
 }
 
-// Records is the beginning of a buffer as n records.
+// Records returns the beginning of a buffer as n records.
 func Records[T any](in *Instance, kind int, n uint32) ([]T, error) {
 	b, err := in.View(kind, n*uint32(unsafe.Sizeof(*new(T))))
 	if err != nil || n == 0 {

@@ -21,17 +21,17 @@ import (
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
-// Cache stores the results of loading a module: its metered form or the reason of its refusal, and wazero's machine code.
-// Processes may share the directory. Nothing is locked: files are published by renaming, and
-// two processes that compile the same module at the same time publish the same files. Modules of one process that are
-// the same share their machine code in memory, too.
+// Cache stores the results of loading a module: its metered form or the reason of its refusal, and wazero's machine
+// code. Processes may share the directory. It needs no lock: files are published by renaming, and two processes that
+// compile the same module at the same time publish the same files. Equal modules of one process also share their
+// machine code in memory.
 type Cache struct {
 	sharedCode
 	dir string // empty: nothing is stored
 }
 
-// CacheDir is the user's cache directory: $XDG_CACHE_HOME/kvhost, or .cache/kvhost at home. It is empty when neither is
-// known.
+// CacheDir returns the user's cache directory: $XDG_CACHE_HOME/kvhost, or .cache/kvhost at home. It is empty if neither
+// is known.
 func CacheDir() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -41,13 +41,13 @@ func CacheDir() string {
 }
 
 // OpenCache opens a cache in a directory, which it makes with mode 0700 if missing. With an empty dir it stores
-// nothing. The directory's content is run as code, so it must belong to this user, and others may not write to it: anything else is
-// an [ErrCache].
+// nothing. The directory's content is run as code, so it must belong to this user, and no other user may write to it.
+// Otherwise the error is [ErrCache].
 func OpenCache(dir string) (*Cache, error) {
 	if dir == "" {
 		return &Cache{}, nil
 	}
-	dir, err := filepath.Abs(dir) // the compiling process works elsewhere
+	dir, err := filepath.Abs(dir) // the compiling process has another working directory
 	if err == nil {
 		err = os.MkdirAll(dir, 0o700)
 	}
@@ -81,8 +81,8 @@ func private(dir string) error {
 // Close closes the cache. Modules opened with it must have been closed before.
 func (c *Cache) Close(context.Context) error { return nil }
 
-// workDir makes a directory for one compilation: in the cache, or else where temporary files are. Like the cache it
-// belongs to this user alone.
+// workDir makes a directory for one compilation, in the cache or else among temporary files. Like the cache it belongs
+// to this user alone.
 func (c *Cache) workDir() (string, error) {
 	var errs []error
 	for _, place := range compileDirs(c.dir) {
@@ -96,7 +96,7 @@ func (c *Cache) workDir() (string, error) {
 		ErrCache, errors.Join(errs...))
 }
 
-// compileDirs are the directories that workDir tries.
+// compileDirs returns the directories that workDir tries.
 func compileDirs(cache string) []string {
 	places := []string{cache, os.TempDir(), "/dev/shm"}
 	if cache == "" {
@@ -118,8 +118,8 @@ type entry struct {
 	dir string // empty: nothing is stored
 }
 
-// entry is named by what the metered form and the machine code depend on: the module, the meter and wazero. wazero
-// itself adds the processor's features to the name of its file.
+// entry returns the entry of a module. Its name is a hash of the inputs of the metered form and the machine code: the
+// module, the meter and wazero. wazero itself adds the processor's features to the name of its file.
 func (c *Cache) entry(src *Source) entry {
 	if c.dir == "" || src.Profile != nil {
 		return entry{}
@@ -136,7 +136,7 @@ const (
 	verdictFile  = "verdict"
 )
 
-// verdict is a module's metered form, or the reason of its refusal.
+// verdict returns a module's metered form, or the reason for its refusal. ok is false if neither is stored.
 func (e entry) verdict() (wasm []byte, refused error, ok bool) {
 	if e.dir == "" {
 		return nil, nil, false
@@ -159,7 +159,7 @@ func (e entry) verdict() (wasm []byte, refused error, ok bool) {
 	return b, nil, true
 }
 
-// keep stores a verdict. A failure costs time at the next start and nothing else.
+// keep stores a verdict. A failure only costs time at the next start.
 func (e entry) keep(wasm []byte, refused error, log *slog.Logger) {
 	if e.dir == "" {
 		return

@@ -28,19 +28,19 @@ const processName = "kvhost: compile policy"
 
 // request is what the parent sends to the child, followed by the module.
 type request struct {
-	Dir    string // for the results
-	Bytes  int    // of the module
+	Dir    string // directory of the results
+	Bytes  int    // length of the module
 	Pages  uint32
 	Limits CompileLimits
 	Load   loadLimits
-	Calls  bool // functions with a name call the host: for a [Profile]
+	Calls  bool // functions with a name call the host, for a [Profile]
 }
 
-// reply is what the child answers.
+// reply is the child's answer.
 type reply struct {
-	Refused string // why the module is not valid, or may not be loaded
-	Costly  string // what loading it would take too much of
-	Error   string // why the compiler could not do its work
+	Refused string // the reason for which the module is not valid, or may not be loaded
+	Costly  string // the resource of which a load takes too much
+	Error   string // the reason for which the compiler failed
 }
 
 // exitCPU is the exit code of a child that has used up its processor time.
@@ -111,7 +111,7 @@ func confine(l CompileLimits) error {
 	over := make(chan os.Signal, 1)
 	signal.Notify(over, unix.SIGXCPU)
 	go func() { <-over; os.Exit(exitCPU) }()
-	// The host must not be what the kernel kills when a container runs out of memory.
+	// The kernel must kill this process before the host when a container runs out of memory.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
 	_ = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	debug.SetMemoryLimit(l.Memory * 7 / 8)
@@ -134,9 +134,9 @@ func dataBytes() (uint64, error) {
 	return 0, errors.New("/proc/self/status has no VmData")
 }
 
-// compile writes the metered module and its machine code. The original is validated too: a module that names what the
-// meter adds would become valid by the injection and could refill its own fuel. The interpreter validates at a tenth of
-// the compiler's cost; its compiled form is thrown away.
+// compile writes the metered module and its machine code. The original is validated too: a module that refers to
+// additions of the meter would become valid by the injection, and could refill its own fuel. The interpreter validates
+// at a tenth of the compiler's cost; its compiled form is thrown away.
 func compile(ctx context.Context, r *request, wasm []byte) (reply, error) {
 	metered, err := meter.Inject(wasm)
 	if err == nil {
@@ -161,7 +161,7 @@ func compile(ctx context.Context, r *request, wasm []byte) (reply, error) {
 	return rehearse(ctx, r, metered)
 }
 
-// refused tells what is the module's fault from what is not.
+// refused returns the reply for an error that is the module's fault, and any other error as it is.
 func refused(err error) (reply, error) {
 	var system syscall.Errno
 	switch {
@@ -188,7 +188,7 @@ func throughCache(ctx context.Context, r *request, wasm []byte) error {
 	return errors.Join(err, cache.Close(context.WithoutCancel(ctx)))
 }
 
-// rehearse loads the machine code as the parent will, and measures what that takes: wazero decodes and validates the
+// rehearse loads the machine code as the parent will, and measures the cost, since wazero decodes and validates the
 // module again.
 func rehearse(ctx context.Context, r *request, wasm []byte) (reply, error) {
 	var before, after runtime.MemStats
@@ -208,7 +208,7 @@ func rehearse(ctx context.Context, r *request, wasm []byte) (reply, error) {
 	return reply{}, nil
 }
 
-// processorTime is what all threads of this process have used.
+// processorTime returns the processor time of all threads of this process.
 func processorTime() time.Duration {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // every Linux has it

@@ -24,11 +24,11 @@ type compileJob struct {
 	Wasm   []byte
 	Pages  uint32 // most pages of memory, of 64 KiB
 	Limits CompileLimits
-	Calls  bool // as in a request
+	Calls  bool // as in [request]
 }
 
-// runCompiler compiles a module in a child process and returns its metered form. Dir must be an empty directory of this user
-// alone; it then has a cache of wazero with the machine code. A [*Refusal] is final; see [isFinal].
+// runCompiler compiles a module in a child process and returns its metered form. dir must be an empty directory of this
+// user alone; it gets a cache of wazero with the machine code. A [*Refusal] is final; see [isFinal].
 func runCompiler(ctx context.Context, job *compileJob, dir string) (metered []byte, err error) {
 	limits := job.Limits.withDefaults()
 	answer, err := runChild(ctx, &request{
@@ -72,7 +72,7 @@ func runChild(ctx context.Context, r *request, wasm []byte) (*reply, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, words := &head64{}, &head64{}
 	cmd.Stdout, cmd.Stderr = out, words
-	stdin, err := cmd.StdinPipe() // open until the child has ended: its end means that of the host
+	stdin, err := cmd.StdinPipe() // open until the child has ended, since its end tells the child that the host has ended
 	if err == nil {
 		err = cmd.Start()
 	}
@@ -87,7 +87,7 @@ func runChild(ctx context.Context, r *request, wasm []byte) (*reply, error) {
 		}
 		return nil, err
 	}
-	go func() { // fails if the child ends early, which is reported below
+	go func() { // a failure means that the child ended early, which is reported below
 		_, _ = io.Copy(stdin, io.MultiReader(bytes.NewReader(append(head, '\n')), bytes.NewReader(wasm)))
 	}()
 	err = cmd.Wait()
@@ -104,7 +104,7 @@ func runChild(ctx context.Context, r *request, wasm []byte) (*reply, error) {
 	return &answer, nil
 }
 
-// ended is why a child process ended without an answer.
+// ended returns the reason for which a child process ended without an answer.
 func ended(err error, state *os.ProcessState, words string, l *CompileLimits) error {
 	status, _ := state.Sys().(syscall.WaitStatus)
 	used := state.UserTime() + state.SystemTime()
@@ -122,7 +122,7 @@ func ended(err error, state *os.ProcessState, words string, l *CompileLimits) er
 	return fmt.Errorf("%w: %w: %q", ErrCompiler, err, first)
 }
 
-// outOfMemory recognizes what Go's runtime says when it gets no memory, and what the race detector says.
+// outOfMemory recognizes the messages of Go's runtime and of the race detector about a lack of memory.
 func outOfMemory(words string) bool {
 	return slices.ContainsFunc([]string{
 		"out of memory", "cannot allocate", "failed to allocate", "failed to reserve", "cannot map pages",
@@ -139,13 +139,13 @@ func (h *head64) Write(p []byte) (int, error) {
 
 func (h *head64) String() string { return string(h.b) }
 
-// Refusal is why a module is not valid.
+// Refusal is the error of a module that is not valid.
 type Refusal struct {
 	text string
 	kind error
 }
 
-// newRefusal is the refusal with a text of this package. It matches the error of package meter that the text begins
+// newRefusal returns the refusal with a text of the child. It matches the error of package meter that the text begins
 // with.
 func newRefusal(text string) *Refusal {
 	for _, kind := range []error{meter.ErrMalformed, meter.ErrOpcode, meter.ErrReserved, meter.ErrStart, meter.ErrLimit} {

@@ -12,7 +12,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Source is a module as [Compile] takes it: scanned, checked, and with its limits resolved.
+// Source is a module for [Compile]: scanned, checked, and with resolved limits.
 type Source struct {
 	Name     string
 	Digest   string // SHA-256 of Bytes in hexadecimal
@@ -21,16 +21,16 @@ type Source struct {
 	Roles    [abi.Roles]bool
 	Pages    uint32 // most pages of memory, of 64 KiB
 	Limits   fuelLimits
-	Counters int // that the manifest names
+	Counters int // number of counters in the manifest
 	Log      *slog.Logger
 	Cache    *Cache        // optional
-	Compile  CompileLimits // of compiling
-	Profile  *Profile      // nil on the way of requests
+	Compile  CompileLimits // limits of the compilation
+	Profile  *Profile      // nil when the module serves requests
 
 	CPUClock func() time.Duration // CPU time of the thread; nil for the real one
 }
 
-// Code is a module as it was opened once: its machine code, and the counters and log lines of its instances.
+// Code is one opened module: its machine code, and the counters and log lines of its instances.
 type Code struct {
 	*machineCode
 	name, digest string
@@ -40,11 +40,11 @@ type Code struct {
 	counters     []atomic.Int64
 	log          *slog.Logger
 	lines        logLimit
-	closing      sync.WaitGroup // instances that release their memory
+	closing      sync.WaitGroup // instances that are releasing their memory
 	cpuClock     func() time.Duration
 }
 
-// Compile gives a module's compiled form, from the cache or by a child process, which is killed when ctx ends.
+// Compile returns a module's compiled form, from the cache or by a child process, which is killed when ctx ends.
 func Compile(ctx context.Context, src *Source) (*Code, error) {
 	cache := src.Cache
 	if cache == nil {
@@ -64,7 +64,7 @@ func Compile(ctx context.Context, src *Source) (*Code, error) {
 	return c, nil
 }
 
-// load gives a module's machine code, from the cache's files or by a child process.
+// load returns a module's machine code, from the cache's files or by a child process.
 func load(ctx context.Context, src *Source, cache *Cache) (*machineCode, error) {
 	entry := cache.entry(src)
 	if wasm, refusal, ok := entry.verdict(); ok {
@@ -109,8 +109,7 @@ func build(ctx context.Context, src *Source, cache *Cache, entry entry) (*machin
 	return m, err
 }
 
-// Scratch is the same code for instances without log lines and counters. It is not closed but waited for,
-// with [Code.Wait].
+// Scratch returns the same code for instances without log lines and counters. Call [Code.Wait] in place of Close.
 func (c *Code) Scratch() *Code {
 	return &Code{
 		machineCode: c.machineCode, name: c.name, digest: c.digest, roles: c.roles, pages: c.pages, limits: c.limits,
@@ -119,10 +118,10 @@ func (c *Code) Scratch() *Code {
 	}
 }
 
-// Limits are the fuel limits of the module's calls.
+// Limits returns the fuel limits of the module's calls.
 func (c *Code) Limits() *fuelLimits { return &c.limits }
 
-// Counter is the sum that the module's instances reported for its i-th counter.
+// Counter returns the sum that the module's instances reported for its i-th counter.
 func (c *Code) Counter(i int) int64 { return c.counters[i].Load() }
 
 // Wait waits until closed instances have released their memory.

@@ -1,14 +1,13 @@
 // Package sandbox runs one WebAssembly guest safely: it scans and verifies a module, loads its compiled form, starts
-// instances, and makes every call into one. It knows exports, buffers and status codes, and nothing of what
-// a policy decides; package policy does. abi/SPEC.md is the contract. The rest of this comment explains the decisions that no one
-// place in the code shows.
+// instances, and makes every call into one. It knows exports, buffers and status codes; package policy knows the
+// decisions. abi/SPEC.md is the contract. The rest of this comment explains decisions that concern several files.
 //
 // # Numbers only, in buffers that the guest owns
 //
-// Entering a guest costs tens of nanoseconds. Anything that is parsed, allocated or copied twice costs more than the
-// decision. A batch of records that both sides read in place costs a few nanoseconds per event. Guests in any language
-// can provide a static array; an allocator shared by both sides is where other plugin systems leak. A view of a buffer
-// is made anew after each call, because a call may have grown, and so moved, the memory.
+// Entering a guest costs tens of nanoseconds. Parsing, allocation or a second copy costs more than the decision. A
+// batch of records that both sides read in place costs a few nanoseconds per event. Guests in any language can provide
+// a static array, while an allocator that both sides share is a common source of leaks. A view of a buffer is made anew
+// after each call, because a call may have grown, and so moved, the memory.
 //
 // # No WithCloseOnContextDone
 //
@@ -23,28 +22,27 @@
 //
 // Fuel counts instructions, and the most expensive one, a load that misses every cache, takes a hundred times as long
 // as most. The worst case of an honest policy would be 35 ms of such loads. So a guest gets its fuel in slices of tens
-// of microseconds and calls into the host for the next one (refuel.go). There the CPU time is checked, and there Go's
-// scheduler and garbage collector get control, so that even a guest that is being set up delays others by no more than
-// 2 ms. A watchdog could not check the time, because it would wait for a collector that waits for the guest. Calls that
-// need one slice, which are nearly all, pay nothing for this. Charging more for loads was tried and rejected: to bound
-// the worst case, loads must cost so much that honest guests run out of fuel.
+// of microseconds and calls into the host for the next one (refuel.go). At each such call the CPU time is checked, and
+// Go's scheduler and garbage collector get control, so that even the setup of a guest delays others by no more than 2
+// ms. A watchdog could not check the time, because it would wait for a collector that waits for the guest. Nearly all
+// calls need one slice, and pay nothing for this. Charging more for loads was tried and rejected: to bound the worst
+// case, loads must cost so much that honest guests run out of fuel.
 //
 // The time is the CPU time of the thread, so that a busy machine causes no fault of an innocent guest. A slice counts
-// for 1.5 ms at most, so that a pause of the hypervisor causes none either.
+// for 1.5 ms at most, so that a pause of the hypervisor causes no fault.
 //
 // # Fuel limits
 //
-// A call gets a fixed amount and more per record: see fuel.go. Measured with the first-party policies, all in Go, on
-// roots made to be hard: 256 events take lru 0.3 million at most, naming 1,024 victims among 100,000 entries takes the
-// others up to 1.5 million. Go guests use several units where C uses one, because
-// their functions are one big switch that is charged in coarse steps. A module that needs more than the default states
-// it in its manifest, up to 6 million per call, and gets fewer events per call if they are expensive. Beyond that the
-// operator must allow it.
+// A call gets a fixed amount and more per record: see fuel.go. With the first-party policies, all in Go, on hard roots,
+// 256 events take lru 0.3 million at most, and naming 1,024 victims among 100,000 entries takes the others up to 1.5
+// million. Go guests use several units where C uses one, because their functions are one big switch that is charged in
+// coarse steps. A module that needs more than the default states it in its manifest, up to 6 million per call, and gets
+// fewer events per call if they are expensive. Beyond that the operator must allow it.
 //
 // # An instance dies of its first fault
 //
-// wazero would accept further calls of a trapped guest, in a state that its author never considered. A new instance costs
-// milliseconds, and the host replays what it must know.
+// wazero would accept further calls of a trapped guest, in a state that its author never considered. A new instance
+// costs milliseconds, and the host replays the residents to it.
 //
 // # _initialize is called by hand
 //
@@ -53,24 +51,25 @@
 //
 // # A child process compiles
 //
-// A module can make a compiler use 17 GiB, or run for minutes (host/docs/rationale.md). So a child validates, meters and
-// compiles. It is this executable, started again with another name as its first argument ([processName]): the package's
-// init recognizes the name and compiles instead of running the program, so that every program that links the package,
-// tests and embedders included, can compile without a line of its own.
+// A module can make a compiler use more memory than a machine has, or run for minutes (figures:
+// host/docs/rationale.md). So a child validates, meters and compiles. It is this executable, started again with another
+// name as its first argument ([processName]): the package's init recognizes the name and compiles instead of running
+// the program, so that every program that links the package, tests and embedders included, can compile without a line
+// of its own.
 //
-// The child limits itself before it reads the module: memory by RLIMIT_DATA, processor time by RLIMIT_CPU, file sizes by
-// RLIMIT_FSIZE, no core dumps. It asks to be the first that the kernel kills when memory is short. The parent limits
-// the elapsed time, and kills the child when the context ends. The child ends when the parent does.
+// The child limits itself before it reads the module: memory by RLIMIT_DATA, processor time by RLIMIT_CPU, file sizes
+// by RLIMIT_FSIZE, no core dumps. The kernel kills it first when memory is short. The parent limits the elapsed time,
+// and kills the child when the context ends. The child ends when the parent does.
 //
 // The result is in the [Cache], or in a temporary directory when there is none: the metered module, and wazero's cache
 // file with the machine code. The parent loads that file and never compiles ([withoutCompiling]). The load repeats the
-// validation in the parent, which a module can make slow too. So the child rehearses the load and refuses a module that
-// costs too much.
+// validation in the parent, which a module can also make slow. So the child rehearses the load and refuses a module
+// that costs too much.
 //
 // # Sections are read before the module is compiled
 //
-// Compiling a Go guest takes half a second; finding out that it has no marker should not. The scan can also tell an
-// author what to do ("build with -buildmode=c-shared"), which a validator cannot. It also protects the validator and the
-// compiler: its decoder reserves memory for as many names or bytes as a module claims to have: 200 bytes would end the
-// host. So the scan walks every section to its end, and custom sections do not get past it ([Scan.Compilable]).
+// Compiling a Go guest takes half a second, too long to find out that it has no marker. The scan can give an author a
+// remedy ("build with -buildmode=c-shared"), which a validator cannot. It also protects the validator and the compiler,
+// which reserve memory for as many names or bytes as a module claims: a module of 200 bytes would end the host. So the
+// scan walks every section to its end, and removes custom sections ([Scan.Compilable]).
 package sandbox

@@ -10,7 +10,7 @@ var (
 	ErrGrant = errors.New("policy: import not granted")
 	// ErrCache means that the directory of compiled policies cannot be used, or not safely.
 	ErrCache = errors.New("policy: bad cache")
-	// ErrMemory means that a limit of memory is reached: an instance's, or that of all instances.
+	// ErrMemory means that a limit of memory is reached, of one instance or of all.
 	ErrMemory = errors.New("policy: no memory")
 	// ErrConfig means that a setting is unknown to the policy, has the wrong type, or was refused by it.
 	ErrConfig = errors.New("policy: bad setting")
@@ -18,9 +18,9 @@ var (
 
 // Errors of compiling.
 var (
-	// ErrLimit means that a module took more memory or time to compile than it may.
+	// ErrLimit means that compiling a module exceeded a limit of memory or time.
 	ErrLimit = errors.New("compiling took too much")
-	// ErrCompiler means that the compiler failed, by itself or because of the module.
+	// ErrCompiler means that the compiler failed, with or without the module's fault.
 	ErrCompiler = errors.New("compiler failed")
 	// errNotCached means that the machine code of a module is not in the cache, or cannot be used.
 	errNotCached = errors.New("machine code not cached")
@@ -33,7 +33,7 @@ var (
 	ErrFault = errors.New("policy: fault")
 	// ErrFuel means that the call needed more fuel than it was given. It comes in a [Fault].
 	ErrFuel = errors.New("policy: out of fuel")
-	// ErrTime means that the call took longer than sessions may wait for it. It comes in a [Fault].
+	// ErrTime means that the call exceeded its limit of time, since sessions wait for it. It comes in a [Fault].
 	ErrTime = errors.New("policy: took too long")
 	// errStack means that the call nested too deeply. It comes in a [Fault].
 	errStack = errors.New("policy: stack too large")

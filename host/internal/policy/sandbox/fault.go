@@ -7,15 +7,15 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Fault describes what went wrong in a guest call. It matches [ErrFault], and Cause if there is one.
+// Fault describes the failure of a guest call. It matches [ErrFault], and Cause if there is one.
 type Fault struct {
 	Module string
 	Export string
-	Status abi.Status // when the guest returned one
-	Text   string     // the guest's own description: its last fail import, or what it wrote to standard error
+	Status abi.Status // the guest's status, if it returned one
+	Text   string     // the guest's own description: the text of its last call of fail, or of its standard error
 	Reason string     // the host's description
 	Cause  error
-	Stack  string // the guest's call stack, when it trapped
+	Stack  string // the guest's call stack, if it trapped
 }
 
 func (f *Fault) Error() string {

@@ -7,33 +7,33 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Fuel limits what a guest call may execute, in units of about one instruction. Zero fields have a default.
+// Fuel limits the instructions of a guest call, in units of about one instruction. Zero fields have a default.
 type Fuel struct {
-	Call   uint64 `json:"call"`   // of any call of a role
-	Record uint64 `json:"record"` // on top for each record: an event, a victim asked for, a candidate, a query, a page of a layout
-	// Time is the CPU time of a call that a session waits for, on top of one or two slices of its fuel.
+	Call   uint64 `json:"call"`   // fuel of any call of a role
+	Record uint64 `json:"record"` // additional fuel for each record: an event, a victim asked for, a candidate, a query, a page of a layout
+	// Time is the CPU time of a call that a session waits for, not counting one or two slices of its fuel.
 	Time time.Duration `json:"time,omitempty"`
 }
 
-// The defaults are more than twice what lru, as a Go guest, needs for its worst batch on real traces; more expensive
+// The defaults are more than twice the need of lru, as a Go guest, for its worst batch on real traces. More expensive
 // policies state their needs in the manifest. An endless loop uses maxFuel in 1 to 2 ms. A guest that only waits for
-// memory would take up to 80 ms for it and is aborted after 7 by its CPU time (BenchmarkLongestStall).
+// memory would need up to 80 ms, and is aborted after 7 ms by its CPU time (BenchmarkLongestStall).
 const (
 	defaultCallFuel   = 500_000
 	defaultRecordFuel = 2_000
-	maxFuel           = 6_000_000 // of one call, unless the operator allows more
+	maxFuel           = 6_000_000 // limit of one call, unless the operator allows more
 	maxOperatorFuel   = 1 << 40
 
 	// Calls that set up an instance are rare and off the path of requests. Their limits follow from their work.
 	setupFuel     = 200_000_000 // _initialize (which starts a Go runtime), kv_buffer, kv_init, kv_save, kv_load
-	slotSetupFuel = 1_000       // on top for each slot of the instance
-	textFuel      = 500         // on top of maxFuel for each byte of a namespace's text
-	pageFuel      = 4_000       // on top of maxFuel for each page of a layout
-	// on top of setupFuel and slotSetupFuel for each byte that kv_save may write or kv_load reads
+	slotSetupFuel = 1_000       // additional for each slot of the instance
+	textFuel      = 500         // in addition to maxFuel, for each byte of a namespace's text
+	pageFuel      = 4_000       // in addition to maxFuel, for each page of a layout
+	// in addition to setupFuel and slotSetupFuel, for each byte that kv_save may write or kv_load reads
 	stateByteFuel = 64
 )
 
-// stateFuel is the fuel for saving or loading a state.
+// stateFuel returns the fuel for saving or loading a state.
 func stateFuel(bytes, slots uint32) uint64 {
 	return setupFuel + slotSetupFuel*uint64(slots) + stateByteFuel*uint64(bytes)
 }
@@ -41,12 +41,12 @@ func stateFuel(bytes, slots uint32) uint64 {
 // fuelLimits are a module's limits after defaults, manifest and configuration.
 type fuelLimits struct {
 	Call, Record uint64
-	Max          uint64 // of one call, whatever its records
+	Max          uint64 // limit of one call, whatever its records
 	CPUTime      time.Duration
 }
 
-// Limits resolves f with the hints of a manifest. The operator's values win. A manifest may ask for more than the
-// defaults, up to maxFuel, and gets half as much again, because its author stated what was observed.
+// Limits resolves f with the hints of a manifest. The operator's values take precedence. A manifest may ask for more
+// than the defaults, up to maxFuel, and gets one and a half times its value, because its author states observed needs.
 func (f Fuel) Limits(hint *abi.FuelHints) fuelLimits {
 	l := fuelLimits{defaultCallFuel, defaultRecordFuel, maxFuel, cmp.Or(f.Time, defaultCPULimit)}
 	if hint != nil {
@@ -65,14 +65,14 @@ func (f Fuel) Limits(hint *abi.FuelHints) fuelLimits {
 	return l
 }
 
-// For is the fuel of a call with n records.
+// For returns the fuel of a call with n records.
 func (l *fuelLimits) For(n int) uint64 { return min(l.Call+l.Record*uint64(n), l.Max) }
 
-// ForPages is the fuel of a layout of n pages.
+// ForPages returns the fuel of a layout of n pages.
 func (l *fuelLimits) ForPages(n uint64) uint64 { return l.Max + pageFuel*n }
 
-// ForExport is the fuel of a call of an export by name. records counts those of a batch, the pages of a layout, or the
-// bytes of a text or a state.
+// ForExport returns the fuel of a call of an export by name. records is the number of records of a batch, pages of a
+// layout, or bytes of a text or a state.
 func (l *fuelLimits) ForExport(name string, records int, slots uint32) uint64 {
 	switch name {
 	case abi.ExportStep:
@@ -89,7 +89,7 @@ func (l *fuelLimits) ForExport(name string, records int, slots uint32) uint64 {
 	return setupFuel + slotSetupFuel*uint64(slots)
 }
 
-// Batch is how many events one call can carry.
+// Batch returns the most events of one call.
 func (l *fuelLimits) Batch() int {
 	if l.Call >= l.Max {
 		return 1

@@ -19,7 +19,7 @@ type hostFunction struct {
 
 func (f hostFunction) sig() string { return f.params + ">" + f.results }
 
-// hostFunctions are all host functions, by module and name.
+// hostFunctions holds all host functions, by module and name.
 var hostFunctions = map[string]map[string]hostFunction{
 	abi.ImportModule: {
 		abi.ImportLogEnabled: {"", "i", "i", logEnabled},
@@ -59,7 +59,7 @@ const (
 	logBurst     = 64 // lines per module and second
 )
 
-// A call into the host costs the guest about the fuel of the same time in the guest.
+// A call into the host costs about the fuel of the same time in the guest.
 const (
 	importFuel = 400
 	lineFuel   = 10_000 // a line that is logged

@@ -25,40 +25,40 @@ type Instance struct {
 	ctx    context.Context // carries the instance to host functions
 	mod    api.Module
 	mem    api.Memory
-	memory *boundedMemory    // behind mem
-	fuel   api.MutableGlobal // of the current slice; nil when not metered
+	memory *boundedMemory    // memory of mem
+	fuel   api.MutableGlobal // the fuel counter of the current slice; nil if the code is not metered
 	budget fuelBudget
 	stack  [3]uint64
 	bufs   [abi.BufferKinds]buffer
-	names  Export // kv_namespace, if the guest exports it
+	names  Export // the export kv_namespace, if there is one
 	dead   error
 
-	now      uint64 // what now_ns returns: constant during a call
+	now      uint64 // the result of now_ns, constant during a call
 	seed     uint64 // state of rand_u64
 	ticks    uint64 // readings of the stub's clock
 	failText []byte // the guest's own description of a fault
-	line     []byte // output without a line break so far
+	line     []byte // output after the last line break
 }
 
 // Export is one of the guest's functions, looked up once.
 type Export struct {
 	Name  string
 	fn    api.Function
-	timed bool // its CPU time is limited, because others wait for it with a root or a role held
-	stack *int // size of its stack
+	timed bool // the CPU time is limited, because the call holds a root or a role that others wait for
+	stack *int // points to the size of its stack
 }
 
 // Exists reports whether the guest exports the function.
 func (f *Export) Exists() bool { return f.fn != nil }
 
-// Settings are what an instance is told at its start.
+// Settings are the settings of an instance at its start.
 type Settings struct {
 	MaxSlots      uint32
 	MaxNamespaces uint32
 	Capacity      uint64
 	Seed          uint64
 	Config        string // lines "key=value\n"
-	MemoryPages   uint32 // the operator's limit; 0 for the default
+	MemoryPages   uint32 // the operator's limit; 0: the default
 	Memory        *MemoryBudget
 	ExtraStride   uint32 // bytes to add to the size of every record, a multiple of 8; for probes
 	Bare          bool   // do not call kv_init; for probes
@@ -66,7 +66,7 @@ type Settings struct {
 
 type instanceKey struct{}
 
-// instanceContext is the context of guest calls. wazero asks it for values on each call, so it must answer fast.
+// instanceContext is the context of guest calls. wazero reads values of it on each call, so it must be fast.
 type instanceContext struct {
 	context.Context
 	in *Instance
@@ -79,7 +79,7 @@ func (c *instanceContext) Value(key any) any {
 	return nil
 }
 
-// Instantiate starts a guest, which counts its calls in u. ctx covers the start only: guest calls cannot be
+// Instantiate starts a guest, which counts its calls in u. ctx bounds the start only, since guest calls cannot be
 // interrupted.
 func (c *Code) Instantiate(ctx context.Context, s *Settings, u *Usage) (*Instance, error) {
 	if err := ctx.Err(); err != nil {
@@ -162,8 +162,8 @@ func (in *Instance) Export(name string) Export {
 	return Export{name, fn, timed, stackSize(fn)}
 }
 
-// Call enters guest code, which may spend the given fuel; [Instance.Result] is what it returned. records is the number
-// of records handed over, or [Setup].
+// Call enters guest code with the given fuel. [Instance.Result] has the result. records is the number of records handed
+// over, or [Setup].
 func (in *Instance) Call(f *Export, a, b uint64, records int, fuel uint64) error {
 	if in.dead != nil {
 		return in.dead
@@ -190,10 +190,10 @@ func (in *Instance) Call(f *Export, a, b uint64, records int, fuel uint64) error
 	return nil
 }
 
-// Result is the raw result of the last call.
+// Result returns the raw result of the last call.
 func (in *Instance) Result() uint64 { return in.stack[0] }
 
-// Status calls an export that returns a status. ok is false when the guest leaves the answer to the host.
+// Status calls an export that returns a status. ok is false if the guest leaves the answer to the host.
 func (in *Instance) Status(f *Export, a, b uint64, records int, fuel uint64) (ok bool, err error) {
 	if err := in.Call(f, a, b, records, fuel); err != nil {
 		return false, err
@@ -220,7 +220,7 @@ func (in *Instance) judge(f *Export, status abi.Status) (bool, error) {
 	return status == abi.StatusOK, nil
 }
 
-// Namespace tells the guest a namespace's text.
+// Namespace passes a namespace's text to the guest.
 func (in *Instance) Namespace(id uint32, text string) error {
 	if in.names.fn == nil {
 		return in.dead
@@ -253,7 +253,7 @@ func (in *Instance) trap(name string, err error) error {
 	return fault
 }
 
-// maxStackText is how much of a guest's stack is shown. The types of parameters make up most of a long one.
+// maxStackText is the most bytes of a guest's stack in an error. Types of parameters are most of a long stack.
 const maxStackText = 2048
 
 func stackOf(err error) string {
@@ -264,7 +264,7 @@ func stackOf(err error) string {
 	return meter.Printable(strings.Join(strings.Fields(stack), " "), maxStackText)
 }
 
-// charge takes fuel for work that the host does on the guest's behalf, and aborts the call when there is too little.
+// charge takes fuel for work of the host on the guest's behalf, and aborts the call if there is too little.
 func (in *Instance) charge(n uint64) {
 	left := int64(in.fuel.Get()) - int64(n)
 	if in.fuel.Set(uint64(left)); left < 0 {
@@ -319,18 +319,18 @@ func (in *Instance) log(level slog.Level, text []byte) {
 	}
 }
 
-// Dead is why the instance takes no calls; nil while it is alive.
+// Dead returns the error of an instance that accepts no more calls; nil while it is alive.
 func (in *Instance) Dead() error { return in.dead }
 
 func (in *Instance) SetNow(nanoseconds uint64) { in.now = nanoseconds }
 
-// FailText is the guest's own description of the last failure.
+// FailText returns the guest's own description of the last failure.
 func (in *Instance) FailText() string { return string(in.failText) }
 
-// MemorySize is the size of the guest's memory in bytes.
+// MemorySize returns the size of the guest's memory in bytes.
 func (in *Instance) MemorySize() uint64 { return uint64(in.mem.Size()) }
 
-// random is splitmix64.
+// random returns the next number of splitmix64.
 func (in *Instance) random() uint64 {
 	in.seed += 0x9e3779b97f4a7c15
 	z := in.seed

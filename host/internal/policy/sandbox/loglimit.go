@@ -17,7 +17,7 @@ type logLimit struct {
 	dropped int
 }
 
-// take asks for a line. dropped is the number of lines refused in the second before, reported once.
+// take asks for one line. dropped is the number of lines refused in the previous second, reported once.
 func (l *logLimit) take(now time.Time) (dropped int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 )
 
 // machineCode is a module's compiled form in a runtime of its own. Loading it decodes and validates the module, which
-// takes milliseconds; all that open the same module with one [Cache] at the same time share it.
+// takes milliseconds. All users of the same module and [Cache] share it.
 type machineCode struct {
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
@@ -22,7 +22,7 @@ type machineCode struct {
 	users    int // guarded by shared
 }
 
-// codeKey is what a module's machine code depends on.
+// codeKey holds the inputs of a module's machine code.
 type codeKey struct {
 	digest  string
 	pages   uint32
@@ -31,14 +31,14 @@ type codeKey struct {
 
 func (s *Source) key() codeKey { return codeKey{s.Digest, s.Pages, s.Profile} }
 
-// sharedCode is the machine code that is in use.
+// sharedCode holds the machine code in use.
 type sharedCode struct {
 	mu    sync.Mutex
 	inUse map[codeKey]*machineCode
 }
 
-// share gives the machine code in use, or else what load makes. It must be given back. Two callers may load the same
-// code; the first that has it shares it.
+// share returns the machine code in use, or else the result of load. The caller must give it back. Two callers may load
+// the same code; the first result is shared.
 func (s *sharedCode) share(key codeKey, load func() (*machineCode, error)) (*machineCode, error) {
 	if m := s.take(key, nil); m != nil {
 		return m, nil
@@ -56,7 +56,7 @@ func (s *sharedCode) share(key codeKey, load func() (*machineCode, error)) (*mac
 	return m, nil
 }
 
-// take gives the machine code in use, which is loaded if there was none.
+// take returns the machine code in use; if there was none, loaded becomes it.
 func (s *sharedCode) take(key codeKey, loaded *machineCode) *machineCode {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,7 +75,7 @@ func (s *sharedCode) take(key codeKey, loaded *machineCode) *machineCode {
 	return m
 }
 
-// give gives the machine code back. The last that does so releases it.
+// give gives the machine code back. The last call releases it.
 func (m *machineCode) give(ctx context.Context) error {
 	s := m.shared
 	s.mu.Lock()
@@ -96,8 +96,8 @@ func (m *machineCode) release(ctx context.Context) error {
 }
 
 // newMachineCode loads a module's machine code from a directory into a runtime of its own, because modules must not see
-// each other's memory and exports. wazero keeps what it compiled in memory for as long as its cache is open, and a host swaps
-// policies for a year, so each module has a cache of its own, too. Nothing is compiled here.
+// each other's memory and exports. wazero keeps compiled code in memory while its cache is open, and a host may swap
+// policies for a year, so each module also has a cache of its own. No code is compiled here.
 func newMachineCode(ctx context.Context, src *Source, bytes []byte, dir string) (*machineCode, error) {
 	m := &machineCode{}
 	var err error
@@ -120,7 +120,7 @@ func newMachineCode(ctx context.Context, src *Source, bytes []byte, dir string) 
 	return m, nil
 }
 
-// link provides the functions that the module imports. They were checked before.
+// link provides the module's imported functions, which were checked before.
 func (m *machineCode) link(ctx context.Context, scan *Scan) error {
 	builders := map[string]wazero.HostModuleBuilder{}
 	done := map[[2]string]bool{}

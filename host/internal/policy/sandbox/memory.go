@@ -12,29 +12,29 @@ import (
 // costs only address space, and closing releases the pages at once.
 type mapped struct {
 	all  []byte
-	maps []byte // the whole mapping: all starts in it where a huge page can start
+	maps []byte // the whole mapping; all starts at its first boundary of a huge page
 	used uint64
 	huge bool
 }
 
-// A memory of this size, which a Go guest has, asks for huge pages. A guest reads its tables at random, and its code
-// after other work: with small pages half of that time is spent on page walks.
+// A memory of this size or more, such as a Go guest's, uses huge pages. A guest reads its tables at random: with small
+// pages half of the time is spent on page walks.
 const (
 	hugeFrom = 1 << 20
 	hugePage = 2 << 20
 )
 
-// slowToFree is a size of memory that takes milliseconds to release.
+// slowToFree is the size of memory in bytes from which a release takes milliseconds.
 const slowToFree = 64 << 20
 
-// reserve reserves a memory of at most so many bytes.
+// reserve reserves a memory of at most most bytes.
 func reserve(most uint64) experimental.LinearMemory {
 	if most == 0 {
 		return &sliced{}
 	}
 	b, err := unix.Mmap(-1, 0, int(most)+hugePage, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
-		return &sliced{most: most} // address space is limited here: grow by copying
+		return &sliced{most: most} // the address space of this process is limited: grow by copying
 	}
 	skip := -uintptr(unsafe.Pointer(&b[0])) % hugePage
 	return &mapped{all: b[skip:][:most:most], maps: b}
@@ -51,7 +51,7 @@ func (m *mapped) Reallocate(size uint64) []byte {
 	}
 	if size >= hugeFrom && !m.huge {
 		m.huge = true
-		_ = unix.Madvise(m.all, unix.MADV_HUGEPAGE) // without huge pages it is only slower
+		_ = unix.Madvise(m.all, unix.MADV_HUGEPAGE) // an error only means slower memory
 	}
 	if size > m.used {
 		populate(m.all[m.used:size])
@@ -60,16 +60,16 @@ func (m *mapped) Reallocate(size uint64) []byte {
 	return m.all[:size:size]
 }
 
-// populateStep is what one system call populates. It takes less than a millisecond. Whatever waits for the process's
-// memory map, such as the growth of Go's heap, waits for one step.
+// populateStep is the bytes that one system call populates, in less than a millisecond. Other users of the process's
+// memory map, such as the growth of Go's heap, wait for one step at most.
 const populateStep = 4 * hugePage
 
 // madvise is a variable so that tests can watch it.
 var madvise = unix.Madvise
 
 // populate faults in the pages of a memory that may have huge ones. The first use of such a page takes a tenth of a
-// millisecond, for which the guest would pay the fuel of one load: 0.2 s for 40,000 units in 4 GiB. What grows by less pays
-// more for growing.
+// millisecond, but costs the guest the fuel of one load: 0.2 s for 40,000 units in 4 GiB. Memory that grows by less
+// pays more fuel for growing.
 func populate(memory []byte) {
 	if len(memory) < hugeFrom {
 		return
@@ -77,7 +77,7 @@ func populate(memory []byte) {
 	for len(memory) > 0 {
 		n := min(len(memory), populateStep)
 		if madvise(memory[:n], unix.MADV_POPULATE_WRITE) != nil {
-			return // before Linux 5.14; pages then come at first use
+			return // not supported before Linux 5.14: pages are then allocated at first use
 		}
 		memory = memory[n:]
 	}
@@ -85,7 +85,7 @@ func populate(memory []byte) {
 
 func (m *mapped) Free() {
 	if m.all != nil {
-		_ = unix.Munmap(m.maps) // cannot fail: the mapping is our own
+		_ = unix.Munmap(m.maps) // cannot fail, since it unmaps our own mapping
 		m.all, m.maps = nil, nil
 	}
 }

@@ -13,32 +13,33 @@ import (
 	"github.com/tetratelabs/wazero/experimental"
 )
 
-// Profile collects what the functions of a module use, export by export. It is for authors: code that is compiled for it
-// calls the host around each function that has a name in the module's name section, is in no cache, and is slow. Fuel is
-// as without it, to the unit; what functions without a name use is their callers'.
+// Profile collects the fuel of a module's functions, by export. It is for authors of policies: code that is compiled
+// for it calls the host around each function with a name in the module's name section, is not cached, and is slow. Fuel
+// is the same as without it, to the unit. The fuel of functions without a name counts for their callers.
 type Profile struct {
 	mu        sync.Mutex
 	functions map[[2]string]*FunctionFuel
-	stacks    map[*Instance][]profiled // of functions that are being called
+	stacks    map[*Instance][]profiled // functions on the stack, by instance
 }
 
-// FunctionFuel is what one function used in calls of one export.
+// FunctionFuel is the fuel of one function in calls of one export.
 type FunctionFuel struct {
 	Export, Function string
 	Calls            uint64
-	Fuel             uint64 // without what it called
-	Whole            uint64 // with it
+	Fuel             uint64 // without its callees
+	Whole            uint64 // with its callees
 
-	active int // how often it is on the stack: a function that calls itself is whole once
+	active int // occurrences on the stack, so that a recursive function counts once in Whole
 }
 
 // profiled is a function on an instance's stack.
 type profiled struct {
 	*FunctionFuel
-	from, called int64 // fuel used before it, and by what it called
+	from, called int64 // fuel used before its call, and by its callees
 }
 
-// Functions are all that were called: the exports by their fuel, and their functions by their own.
+// Functions returns all functions that were called: exports in order of their fuel, and within an export functions in
+// order of their own fuel.
 func (p *Profile) Functions() []FunctionFuel {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -54,7 +55,7 @@ func (p *Profile) Functions() []FunctionFuel {
 	return out
 }
 
-// spent is the fuel that the current call has used, but for a constant.
+// spent returns the fuel that the current call has used, plus a constant.
 func (in *Instance) spent() int64 { return -in.budget.left - int64(in.fuel.Get()) }
 
 func (p *Profile) Before(ctx context.Context, _ api.Module, f api.FunctionDefinition, _ []uint64, _ experimental.StackIterator) {

@@ -14,30 +14,30 @@ import (
 
 // A guest gets its fuel in slices: see doc.go.
 const (
-	firstSlice = 128_000 // enough for most calls; 40 us of computation, or 2 ms of waiting for memory
+	firstSlice = 128_000 // enough for most calls: 40 us of computation, or 2 ms of waiting for memory
 	nextSlice  = 64_000
-	// maxStep is what a timed call may use between two checks: a copy of 2 MiB, or a very long stretch of code without
-	// a loop. The time cannot be checked before it ends.
+	// maxStep is the most fuel between two checks of a timed call: a copy of 2 MiB, or a very long stretch of code
+	// without a loop. The time cannot be checked before its end.
 	maxStep = 256_000
 	// defaultCPULimit is the CPU time of a timed call, not counting its first slice and its last.
 	defaultCPULimit = 3 * time.Millisecond
-	// maxSliceTime is the most that one slice counts for. Anything longer is not the guest's doing: a hypervisor took
-	// the CPU away.
+	// maxSliceTime is the most time that one slice counts for. A longer slice is not the guest's fault: a hypervisor
+	// took the CPU away.
 	maxSliceTime = 3 * time.Millisecond / 2
 )
 
-// fuelBudget is what the current call has left: fuel that was not granted yet, and CPU time.
+// fuelBudget is the rest of the current call: fuel that was not granted yet, and CPU time.
 type fuelBudget struct {
 	left     int64
-	stack    *int          // size of the current call's
-	cpuLimit time.Duration // 0: none
+	stack    *int          // points to the size of the current call's stack
+	cpuLimit time.Duration // 0: no limit
 	cpuTime  time.Duration
-	since    time.Duration // by the CPU clock; 0 before the second slice
-	aborted  error         // why the call got no more
+	since    time.Duration // start by the CPU clock; 0 before the second slice
+	aborted  error         // the reason for which the call got no more fuel; nil if it was not aborted
 }
 
-// ThreadCPUTime is the CPU time of the calling thread. A goroutine must be locked to its thread between two readings,
-// or the time of other goroutines counts too.
+// ThreadCPUTime returns the CPU time of the calling thread. A goroutine must be locked to its thread between two
+// readings, or the time of other goroutines counts too.
 func ThreadCPUTime() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // every Linux has this clock
@@ -54,7 +54,7 @@ func (in *Instance) grantFirst(f *Export, fuel uint64) {
 	}
 }
 
-// settleFuel ends the accounting of a call and returns the fuel that is left: below zero when the call used more.
+// settleFuel ends the accounting of a call and returns the remaining fuel, below zero if the call used more.
 func (in *Instance) settleFuel() int64 {
 	b := &in.budget
 	if b.since != 0 {
@@ -100,7 +100,7 @@ func (b *fuelBudget) checkTime(clock func() time.Duration) {
 
 func (b *fuelBudget) abort(err error) {
 	b.aborted = err
-	panic(err) // wazero makes it the call's error
+	panic(err) // wazero returns it as the call's error
 }
 
 // refueler is called by a guest that has used up a slice.

@@ -8,8 +8,7 @@ import (
 // Shorten gives an error about a module a bounded text.
 func Shorten(err error) error { return shortened{err} }
 
-// shortened is an error with a bounded text that is fit for people. A validator repeats the names of a module, which may
-// have a thousand.
+// shortened is an error with a bounded, printable text. A validator repeats names of a module, which may be long.
 type shortened struct{ error }
 
 const maxRefusal = 2048

@@ -8,8 +8,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/meter"
 )
 
-// Scan is a module's sections, read before anything is compiled, and what a host makes of them. [Scan.Compilable] leaves custom
-// sections out, so that no decoder sees them.
+// Scan is a module's sections, read before compilation, and their interpretation by a host. [Scan.Compilable] leaves
+// custom sections out, so that no decoder sees them.
 type Scan struct {
 	*meter.Module
 	manifest []byte
@@ -20,11 +20,11 @@ type Import struct {
 	Module string `json:"module"`
 	Name   string `json:"name"`
 	Type   string `json:"type"`
-	Grant  string `json:"grant,omitempty"` // that it needs; empty for none
+	Grant  string `json:"grant,omitempty"` // the grant that it needs; empty: none
 	Known  bool   `json:"known"`           // this host has the function
 }
 
-// MaxModuleBytes is the most that a module's file may have.
+// MaxModuleBytes is the most bytes of a module's file.
 const MaxModuleBytes = meter.MaxModuleBytes
 
 func ScanModule(b []byte) (*Scan, error) {
@@ -45,10 +45,10 @@ func ScanModule(b []byte) (*Scan, error) {
 	return s, nil
 }
 
-// Manifest is the content of the manifest section; nil without one.
+// Manifest returns the content of the manifest section; nil without one.
 func (s *Scan) Manifest() []byte { return s.manifest }
 
-// Imported are the functions that the module imports.
+// Imported returns the functions that the module imports.
 func (s *Scan) Imported() []Import {
 	list := []Import{}
 	for _, i := range s.Imports {
@@ -59,8 +59,8 @@ func (s *Scan) Imported() []Import {
 	return list
 }
 
-// Compilable is the module as decoders and compilers get it: its standard sections as they are and, of the custom ones,
-// a name section with the functions' names only, each fit to be shown. The names appear in the stack of a fault.
+// Compilable returns the module for decoders and compilers: its standard sections unchanged, and a name section with
+// printable names of functions only, for the stack of a fault.
 func (s *Scan) Compilable() []byte {
 	out := []byte(meter.Header)
 	for _, section := range s.Sections {

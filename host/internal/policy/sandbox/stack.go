@@ -8,12 +8,12 @@ import (
 	"github.com/tetratelabs/wazero/api"
 )
 
-// maxStack is the most that a call's stack may have. wazero doubles a stack that is full, up to 100 MB, which takes
-// 20 ms and more: too long for what a few calls cost in fuel. The stack of an export keeps its size until the instance
-// is closed. So it is looked at when a call asks for more fuel, and when it has returned.
+// maxStack is the most bytes of a call's stack. wazero doubles a full stack, up to 100 MB, which takes 20 ms and more,
+// while a few calls cost little fuel. The stack of an export keeps its size until the instance is closed. So its size
+// is checked when a call asks for more fuel and when it returns.
 const maxStack = 8 << 20
 
-// stackSize is where wazero keeps the size of an exported function's stack, which it does not tell otherwise.
+// stackSize returns a pointer to the size of an exported function's stack, which wazero does not export.
 func stackSize(fn api.Function) *int {
 	if fn == nil {
 		return new(int)
@@ -23,7 +23,7 @@ func stackSize(fn api.Function) *int {
 	if !ok || field.Type != reflect.TypeFor[[]byte]() {
 		panic("policy: this version of wazero keeps its stacks elsewhere")
 	}
-	const length = unsafe.Sizeof(uintptr(0)) // of a slice is its second word
+	const length = unsafe.Sizeof(uintptr(0)) // a slice's length is its second word
 	return (*int)(unsafe.Add(engine.UnsafePointer(), field.Offset+length))
 }
 

@@ -9,7 +9,7 @@ import (
 // MaxState bounds the state that a guest may save.
 const MaxState = 1 << 30
 
-// Save asks the guest for its state. ok is false when it has none, or cannot hold one of limit bytes.
+// Save asks the guest for its state. ok is false if it has none, or has no buffer of limit bytes.
 func (in *Instance) Save(limit, slots uint32) (data []byte, ok bool, err error) {
 	limit = min(limit, MaxState)
 	if in.bufs[abi.BufferState].size < limit {
@@ -29,7 +29,7 @@ func (in *Instance) Save(limit, slots uint32) (data []byte, ok bool, err error) 
 	return append([]byte{}, b...), err == nil, err
 }
 
-// Load gives the guest a state, before any call of its role. ok is false when the guest cannot use it.
+// Load passes a state to the guest, before any call of its role. ok is false if the guest cannot use it.
 func (in *Instance) Load(data []byte, slots uint32) (ok bool, err error) {
 	size := uint32(len(data))
 	if err := in.OfferBuffer(abi.BufferState, size); err != nil || in.bufs[abi.BufferState].size < size {

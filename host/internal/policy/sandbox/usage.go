@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// Usage counts calls into guests, what they cost, and the memory that guests have. It may be read while calls are made.
+// Usage counts calls into guests, their cost, and the guests' memory. It may be read during calls.
 type Usage struct {
-	Sampled bool // set once: time only some of the short calls
+	Sampled bool // times only some of the short calls; set once
 	Builtin atomic.Bool
 	Faults  atomic.Uint64
-	Memory  atomic.Uint64 // bytes that the guests have
+	Memory  atomic.Uint64 // bytes of the guests' memory
 	Calls   atomic.Uint64
-	Records atomic.Uint64 // handed over
-	Nanos   atomic.Int64  // spent in guests
+	Records atomic.Uint64 // records handed over
+	Nanos   atomic.Int64  // time in guests
 	Fuel    atomic.Uint64
 }
 
@@ -29,10 +29,10 @@ var epoch = time.Now()
 // nanotime is the monotonic clock. It is cheaper than time.Now, which reads two clocks.
 func nanotime() int64 { return int64(time.Since(epoch)) }
 
-// timing is a call in progress. Weight 0 means that it is not timed.
+// timing is a call in progress. With weight 0 it is not timed.
 type timing struct{ start, weight int64 }
 
-// Begin counts a call with so many records, or [Setup], and starts to time it.
+// Begin counts a call with the given records, or [Setup], and starts to time it.
 func (u *Usage) Begin(records int) timing {
 	calls := u.Calls.Add(1)
 	if records > 0 {
@@ -54,8 +54,8 @@ func (u *Usage) End(t timing) {
 	}
 }
 
-// clockCost is the difference of two readings with nothing between them. It is not the guest's time, and for a native
-// guest that answers in a few nanoseconds it would be most of it.
+// clockCost is the difference of two successive readings, which is subtracted from a call's time. For a native guest
+// that answers in a few nanoseconds it would be most of that time.
 var clockCost = func() int64 {
 	least := int64(1000)
 	for range 64 {

@@ -26,7 +26,7 @@ var exportTypes = map[string]string{
 	abi.ExportLoad:       "i>i",
 }
 
-// reactorHint is for modules that are programs.
+// reactorHint is the remedy for a module that is a program.
 const reactorHint = "it is a command, not a library: build it with -buildmode=c-shared (Go, TinyGo), " +
 	"-mexec-model=reactor (clang) or crate-type cdylib (Rust)"
 

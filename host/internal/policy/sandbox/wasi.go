@@ -8,10 +8,10 @@ import (
 	"github.com/tetratelabs/wazero/sys"
 )
 
-// wasiFunctions are the functions that the runtimes of Go, TinyGo, Rust and C always link. They open nothing: there are
-// no files, no arguments and no environment. The clock advances by a fixed step per reading, random bytes come from the
-// instance's seed, and standard output and error become log lines. So there is nothing for the operator to allow; the manifest
-// must request it all the same, so that it is visible.
+// wasiFunctions are the functions that the runtimes of Go, TinyGo, Rust and C always link. They give access to nothing:
+// there are no files, no arguments and no environment. The clock advances by a fixed step per reading, random bytes
+// come from the instance's seed, and standard output and error become log lines. So the operator need not allow them.
+// The manifest must still request them, so that they are visible.
 var wasiFunctions = map[string]hostFunction{
 	"args_get":          wasi("ii", wasiNothing),
 	"args_sizes_get":    wasi("ii", wasiNoList),
@@ -61,7 +61,7 @@ func wasiNoList(in *Instance, stack []uint64) uint64 {
 	return errnoSuccess
 }
 
-// wasiEpoch is where the stub's clock starts: 2022-01-01. The clock must advance, or a runtime that waits for it would
+// wasiEpoch is the start of the stub's clock: 2022-01-01. The clock must advance, or a runtime that waits for it would
 // spin.
 const wasiEpoch, wasiTick = 1640995200e9, 1e6
 

@@ -10,14 +10,14 @@ import (
 	"github.com/tetratelabs/wazero/experimental"
 )
 
-// runtimeConfig is the configuration of a runtime for a module with so many pages of memory. Child and parent must use the
-// same one, because the machine code depends on it.
+// runtimeConfig returns the configuration of a runtime for a module with at most the given pages of memory. Child and
+// parent must use the same one, because the machine code depends on it.
 func runtimeConfig(pages uint32) wazero.RuntimeConfig {
 	return wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false)
 }
 
-// withListeners makes compiled code call l where a guest has used up its fuel, and named, if there is one, around each
-// function with a name or an export. The machine code has these calls, so child and parent must both use them.
+// withListeners makes compiled code call l when a guest has used up its fuel, and named, if it is not nil, around each
+// function with a name or an export. The machine code contains these calls, so child and parent must both use them.
 func withListeners(ctx context.Context, l, named experimental.FunctionListener) context.Context {
 	return experimental.WithFunctionListenerFactory(ctx, experimental.FunctionListenerFactoryFunc(
 		func(f api.FunctionDefinition) experimental.FunctionListener {
@@ -31,8 +31,8 @@ func withListeners(ctx context.Context, l, named experimental.FunctionListener) 
 		}))
 }
 
-// withoutCompiling is a context with which CompileModule takes machine code from its cache or fails: wazero's parallel
-// compiler looks at its context before each function, and the cache does not.
+// withoutCompiling returns a context with which CompileModule takes machine code from its cache or fails: wazero's
+// parallel compiler checks its context before each function, and the cache does not.
 func withoutCompiling(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	cancel(errNotCached)

@@ -10,7 +10,7 @@ type cache struct {
 	evict    *policy.Evict
 	set      *policy.Residents
 	capacity int64
-	max      int      // entries
+	max      int      // most entries
 	touched  []uint32 // by slot: the request that touched the entry last
 	victims  [256]uint32
 
@@ -22,7 +22,7 @@ func newCache(e *policy.Evict, capacity int64, max uint32) *cache {
 	return &cache{evict: e, set: policy.NewResidents(e), capacity: capacity, max: int(max)}
 }
 
-// step applies one step of the live cache. An error is the end of the policy.
+// step applies one step of the live cache. An error ends the policy.
 func (c *cache) step(s *Step) error {
 	switch s.Op {
 	case End:
@@ -52,7 +52,7 @@ func (c *cache) step(s *Step) error {
 	if s.Hit {
 		return c.insert(s) // the engine would compute the chunk and offer it
 	}
-	return nil // it is offered if the engine computes it
+	return nil // the chunk is offered if the engine computes it
 }
 
 func (s *Step) cause() policy.Cause { return policy.Cause{Request: s.Request, Time: s.Time} }
@@ -78,7 +78,7 @@ func (c *cache) insert(s *Step) error {
 	return err
 }
 
-// makeRoom evicts as the policy says. It is false when that does not free enough.
+// makeRoom evicts by the policy. It returns false if that does not free enough.
 func (c *cache) makeRoom(need int64, s *Step) (bool, error) {
 	enough := func() bool { return c.set.Used()+need <= c.capacity }
 	for need <= c.capacity {

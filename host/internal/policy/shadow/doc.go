@@ -1,15 +1,15 @@
 // Package shadow judges evict policies on live requests without letting them decide anything.
 //
-// What a policy would have kept follows from the requests alone. A [Shadow] has an imaginary cache of a given size,
-// with its own slots. It receives every key that is looked up, found or not, and every chunk that is offered, stored or
-// refused. It evicts as its policy says and counts what would have been hits. A key that the live cache had and the
-// imaginary one lacks is stored there when it is looked up, because an engine that misses computes the chunk and offers
+// The entries that a policy would have kept follow from the requests alone. A [Shadow] has an imaginary cache of a
+// given size, with its own slots. It receives every key that is looked up, found or not, and every chunk that is
+// offered, stored or refused. It evicts by its policy, and counts the hits that it would have had. When a key is looked
+// up that only the live cache has, the shadow stores it, because an engine that misses computes the chunk and offers
 // it.
 //
 // # The queue may lose steps
 //
-// A lookup must not wait for a shadow. Each shadow has a goroutine and a bounded queue; what does not fit is dropped
-// and counted. The number of keys is reported with the hit ratio, so that a shadow that cannot keep up is noticed.
+// A lookup must not wait for a shadow. Each shadow has a goroutine and a bounded queue; steps that do not fit are
+// dropped and counted. The number of keys is reported with the hit ratio, so that a shadow that is too slow is noticed.
 //
 // # A fault does not end a shadow
 //

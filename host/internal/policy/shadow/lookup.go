@@ -4,10 +4,10 @@ package shadow
 type Lookup struct {
 	set   *Set
 	batch *Batch // nil: there are no shadows
-	step  Step   // what all keys have in common
+	step  Step   // the common fields of all keys
 }
 
-// Lookup begins a lookup. The step is what all keys have in common.
+// Lookup begins a lookup. step has the common fields of all keys.
 func (s *Set) Lookup(step Step) (l Lookup) {
 	if s.On() {
 		step.Op, step.First = Ask, true
@@ -19,14 +19,14 @@ func (s *Set) Lookup(step Step) (l Lookup) {
 // On reports whether there is a shadow. Otherwise no other method may be called.
 func (l *Lookup) On() bool { return l.batch != nil }
 
-// Hit is a key that was granted.
+// Hit records a key that was granted.
 func (l *Lookup) Hit(key, parent uint64, size, depth uint32) {
 	step := l.step
 	step.Key, step.Parent, step.Size, step.Depth, step.Hit = key, parent, size, depth, true
 	l.add(step)
 }
 
-// Miss is a key that was not granted.
+// Miss records a key that was not granted.
 func (l *Lookup) Miss(key uint64) {
 	step := l.step
 	step.Key = key
@@ -40,7 +40,7 @@ func (l *Lookup) add(step Step) {
 
 func (l *Lookup) End() { l.set.send(l.batch) }
 
-// Tell passes on a single step. Nothing happens without shadows.
+// Tell passes on a single step. It has no effect without shadows.
 func (s *Set) Tell(step Step) {
 	if s.On() {
 		s.send(s.step(newBatch(), step))

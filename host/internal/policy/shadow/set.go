@@ -18,7 +18,7 @@ type Running struct {
 	capacity uint64
 }
 
-// Wish is a shadow that is to run. The handle is borrowed.
+// Wish is a shadow to run. The handle is borrowed.
 type Wish struct {
 	Policy  *policy.Handle
 	Options policy.EvictOptions
@@ -31,7 +31,7 @@ type Change struct {
 	started []*Running
 }
 
-// Prepare starts the shadows that are to run and do not. Commit or Abandon must follow, also when there is an error.
+// Prepare starts the wished shadows that do not run yet. Commit or Abandon must follow, also after an error.
 func (s *Set) Prepare(ctx context.Context, list []Wish, since time.Time) (*Change, error) {
 	c := &Change{set: s}
 	for _, w := range list {
@@ -50,7 +50,7 @@ func (s *Set) Prepare(ctx context.Context, list []Wish, since time.Time) (*Chang
 	return c, nil
 }
 
-// Commit lets those that were started receive requests, and ends those that are not to run any more.
+// Commit lets the started shadows receive requests, and ends those that are not wished any more.
 func (c *Change) Commit() {
 	before := c.set.List()
 	c.set.running.Store(&c.next)
@@ -61,7 +61,7 @@ func (c *Change) Commit() {
 	}
 }
 
-// Abandon ends those that were started.
+// Abandon ends the started shadows.
 func (c *Change) Abandon() {
 	for _, r := range c.started {
 		r.Close()
@@ -69,8 +69,8 @@ func (c *Change) Abandon() {
 	}
 }
 
-// Set is the shadows of one cache, by the names of their policies. Its list is changed by one caller at a time. The zero Set
-// has no shadow: then [Set.On] is false, and that is its only cost.
+// Set is the shadows of one cache, by the names of their policies. Its list is changed by one caller at a time. The
+// zero Set has no shadow: its only cost is that of [Set.On].
 type Set struct {
 	running atomic.Pointer[[]*Running] // replaced, never changed
 }
@@ -83,15 +83,15 @@ func (s *Set) List() []*Running {
 	return nil
 }
 
-// Has says whether a shadow has this name.
+// Has reports whether a shadow has this name.
 func (s *Set) Has(name string) bool { return s.index(name) >= 0 }
 
 func (s *Set) index(name string) int {
 	return slices.IndexFunc(s.List(), func(r *Running) bool { return r.Label == name })
 }
 
-// Start starts a shadow, in place of the one that has its name if there is one. It takes over the caller's reference to
-// the policy. When that fails the old shadow keeps running.
+// Start starts a shadow, and replaces a shadow of the same name. It takes over the caller's reference to the policy. If
+// it fails, the old shadow keeps running.
 func (s *Set) Start(ctx context.Context, h *policy.Handle, since time.Time, o policy.EvictOptions) error {
 	started, err := Start(ctx, h.Module, o)
 	if err != nil {
@@ -112,7 +112,7 @@ func (s *Set) Start(ctx context.Context, h *policy.Handle, since time.Time, o po
 	return nil
 }
 
-// End ends a shadow. It is false when there is none of that name.
+// End ends a shadow. It returns false if there is none of that name.
 func (s *Set) End(name string) bool {
 	i := s.index(name)
 	if i < 0 {

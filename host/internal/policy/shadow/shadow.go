@@ -9,37 +9,37 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 )
 
-// queueLength is how many batches wait for a shadow.
+// queueLength is the most batches that wait for a shadow.
 const queueLength = 256
 
-// Stats are what a shadow has seen and what its cache would have done.
+// Stats count the steps of a shadow and the hits of its cache.
 type Stats struct {
 	policy.Stats
-	Keys     uint64 // looked up and received
-	Hits     uint64 // of those, what the shadow would have granted
-	LiveHits uint64 // of those, what was granted
+	Keys     uint64 // keys that were looked up and received
+	Hits     uint64 // keys that the shadow would have granted
+	LiveHits uint64 // keys that the live cache granted
 	Dropped  uint64 // steps lost because the shadow was too slow
 	Entries  int
 	Used     int64
 	Capacity int64
-	Err      error // why it receives nothing now; nil while it works
+	Err      error // the reason for which it receives nothing now; nil while it works
 }
 
 // Shadow is an evict policy that is judged on live requests.
 type Shadow struct {
 	queue     chan *Batch
-	restarted chan *policy.Evict // after a fault
+	restarted chan *policy.Evict // receives the new instance after a fault
 	cancel    context.CancelFunc
 	wg        sync.WaitGroup
 	dropped   atomic.Uint64
 	module    *policy.Module
 	options   policy.EvictOptions
-	cache     *cache         // of the run goroutine
-	backoff   policy.Backoff // of the run goroutine, or of the restart in progress
+	cache     *cache         // used by the run goroutine
+	backoff   policy.Backoff // used by the run goroutine, or by the restart in progress
 
-	mu    sync.Mutex // taken after each batch, for Stats
+	mu    sync.Mutex // locked after each batch, for Stats
 	evict *policy.Evict
-	past  policy.Stats // of earlier instances
+	past  policy.Stats // counts of earlier instances
 	seen  Stats
 }
 
@@ -137,7 +137,7 @@ func (s *Shadow) restart(ctx context.Context) {
 	})
 }
 
-// install puts a new instance, for which nothing is resident, in the place of one that failed. The counts remain.
+// install replaces a failed instance by a new one with an empty cache. The counts remain.
 func (s *Shadow) install(evict *policy.Evict) {
 	c := newCache(evict, int64(s.options.Capacity), s.options.MaxSlots)
 	c.keys, c.hits, c.live = s.cache.keys, s.cache.hits, s.cache.live

@@ -7,28 +7,28 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Op is what happened to a key.
+// Op is the kind of a step.
 type Op uint8
 
 const (
-	Ask   Op = iota // it was looked up
-	Offer           // its chunk was to be stored
-	End             // its request is over; there is no key
+	Ask   Op = iota // the key was looked up
+	Offer           // the key's chunk was offered
+	End             // the request has ended; there is no key
 )
 
 // Step is one event of the live cache.
 type Step struct {
-	Key, Parent uint64 // fingerprints; Parent is 0 for a prefix's first chunk, and of an Ask known for hits only
+	Key, Parent uint64 // fingerprints; Parent is 0 for a prefix's first chunk and for an Ask without a hit
 	Time        uint64
-	Size        uint32 // of the entry, in abi.SizeUnit; of an Ask known for hits only
+	Size        uint32 // size of the entry, in abi.SizeUnit; 0 for an Ask without a hit
 	Depth       uint32
 	Request     uint32
 	Tenant      uint32
 	Op          Op
-	Hit         bool      // Ask: the live cache had it, and granted it
+	Hit         bool      // Ask: the live cache granted the key
 	First       bool      // Ask: the first key of a lookup
 	ByPrefix    bool      // Ask: nothing after the first miss is a hit
-	Hints       abi.Hints // End
+	Hints       abi.Hints // hints of an End
 }
 
 const batchSteps = 1024
@@ -55,7 +55,7 @@ func (s *Set) step(b *Batch, step Step) *Batch {
 	return newBatch()
 }
 
-// send gives a batch to all shadows. It never waits.
+// send passes a batch to all shadows. It never blocks.
 func (s *Set) send(b *Batch) {
 	list := s.List()
 	b.users.Store(int32(len(list)) + 1)
