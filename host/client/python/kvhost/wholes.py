@@ -28,6 +28,9 @@ _PIECE = 4 << 20
 _READERS = 8  # threads, one for each file
 _REMEMBERED = 1000  # digests
 _POLL = 0.2
+#: A background read rests so many times as long as each piece took. Its thread has the engine's priority: at a lower one it would hold
+#: Python's lock, or the memory of a process that was killed, for as long as others keep the processors busy.
+_REST = 3.0
 
 
 class Unknown(Exception):
@@ -106,7 +109,6 @@ class Known:
             file.unlink(missing_ok=True)
 
     def _quietly(self, files: Sequence[str], stamp: str) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
             with self._lock(stamp, 0):
                 self._digest(files, stamp, 1)
@@ -143,7 +145,7 @@ class Known:
         if _stamp(files) != stamp:
             raise Changing(f"{files[0]}, or another file beside it, is not what it was")
         whole = hashlib.blake2b(digest_size=16)
-        for name, digest in zip(files, each(lambda f: _whole(f, due), files, readers)):
+        for name, digest in zip(files, each(lambda f: _whole(f, due, _REST if readers == 1 else 0), files, readers)):
             raw = os.fsencode(os.path.basename(name))
             whole.update(struct.pack(">I", len(raw)) + raw + digest)
         if _stamp(files) != stamp:
@@ -184,13 +186,17 @@ def each(do: Callable[[str], bytes], files: Sequence[str], readers: int) -> list
     return [done[f] for f in files]
 
 
-def _whole(name: str, due: float | None) -> bytes:
+def _whole(name: str, due: float | None, rest: float) -> bytes:
     h, piece = hashlib.blake2b(digest_size=32), bytearray(_PIECE)
+    began = time.monotonic()
     with open(name, "rb", buffering=0) as file:
         while n := file.readinto(piece):
             h.update(memoryview(piece)[:n])
             if due is not None and time.monotonic() > due:
                 raise Unread(f"{name}: was not read whole in time")
+            if rest:
+                time.sleep(rest * (time.monotonic() - began))
+                began = time.monotonic()
     return h.digest()
 
 

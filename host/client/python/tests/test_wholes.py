@@ -68,6 +68,26 @@ def test_the_first_files_are_known_by_their_samples_in_every_life(machine: Machi
         machine.settled()
 
 
+def test_a_background_read_rests_and_has_the_engines_priority(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of a lower one that holds Python's lock, or the memory of a killed process, would stop the engine on a busy machine."""
+    read = wholes._whole
+    priorities: list[int] = []
+    rests: list[float] = []
+
+    def whole(name: str, due: float | None, rest: float) -> bytes:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        rests.append(rest)
+        return read(name, due, rest)
+
+    monkeypatch.setattr(wholes, "_whole", whole)
+    machine.name("model")
+    machine.settled()
+    assert priorities == [os.getpriority(os.PRIO_PROCESS, os.getpid())] and rests == [wholes._REST]
+    machine.copy("model", "copy")
+    machine.name("copy")
+    assert rests[1:] == [0], "want files that an engine waits for read without rests"
+
+
 def test_the_same_bytes_elsewhere_are_the_same_model(machine: Machine) -> None:
     first = machine.name("model")
     machine.copy("model", "copy")
@@ -145,8 +165,8 @@ def test_files_that_change_while_they_are_read_are_not_remembered(machine: Machi
     machine.copy("model", "copy")
     real: Any = wholes._whole
 
-    def changing(name: str, due: float | None) -> bytes:
-        digest = real(name, due)
+    def changing(name: str, due: float | None, rest: float) -> bytes:
+        digest = real(name, due, rest)
         os.utime(name, (5, 5))
         return bytes(digest)
 
