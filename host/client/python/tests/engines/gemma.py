@@ -2,7 +2,10 @@
 
 The directory is the virtual environment that ``make .build/gemma/installed`` makes. Its packages hold the model as GGUF, whose
 weights have four to six bits. transformers reads that once, and the directory ``model`` gets it as safetensors of float32, beside
-its tokenizer."""
+its tokenizer.
+
+Tests compare what an engine says in two lives, of which the second loads. Prompts are prefilled in steps of one chunk, so that a hit
+changes no step's shape."""
 
 from __future__ import annotations
 
@@ -10,7 +13,34 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
+
+#: Licences, and of which of their tokens each prompt is.
+PROMPTS = [("numpy", 3000, 1500), ("kvhost", 1400, 900), ("numpy", 0, 1300), ("kvhost", 0, 1400), ("typing_extensions", 0, 1700),
+           ("numpy", 6000, 1800)]
+GENERATED = 12
+
+
+def prompts(tokenizer: Any) -> list[list[int]]:
+    made = [tokenizer.encode(_licence(of))[begin : begin + n] for of, begin, n in PROMPTS]
+    assert [len(p) for p in made] == [n for _, _, n in PROMPTS], "want licences that are long enough"
+    return made
+
+
+def _licence(of: str) -> str:
+    if of == "kvhost":
+        return (Path(__file__).parents[5] / "LICENSE").read_text()
+    return next(f for f in distribution(of).files or () if f.stem == "LICENSE").read_text()
+
+
+def same_text(tokenizer: Any, computed: list[list[int]], loaded: list[list[int]]) -> None:
+    """Both lives say the same, and it is text."""
+    texts = [[tokenizer.decode(t) for t in life] for life in (computed, loaded)]
+    differ = [f"prompt {i}:\n computed {a!r}\n loaded   {b!r}" for i, (a, b) in enumerate(zip(*texts, strict=True)) if a != b]
+    assert computed == loaded, "want the same text from loaded KV as from computed, got\n" + "\n".join(differ)
+    assert all(len(t.split()) > 3 for t in texts[0]), f"want text of several words, got {texts[0]}"
 
 
 def model(directory: Path) -> Path:

@@ -16,7 +16,10 @@ from processes import DEADLINE
 
 HERE = Path(__file__).resolve().parent
 #: SGLang's tree in Rust is built for another torch than the one that runs on processors.
-_ENVIRONMENT = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python", "HF_HUB_OFFLINE": "1"}
+_ENVIRONMENT = {
+    "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python", "HF_HUB_OFFLINE": "1",
+    "MALLOC_MMAP_THRESHOLD_": "65536",  # the pools are adopted, which pages of the heap cannot be
+}
 
 
 class Engine:

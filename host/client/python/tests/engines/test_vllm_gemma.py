@@ -1,14 +1,12 @@
 """A model that was trained on text, with its tokenizer and its sliding windows: Gemma 3 of 270M. Three of its 18 layers attend to
 all tokens and the others to the last 512, and vLLM's cache has six groups.
 
-An engine's first life computes what the second says with its prompts from kvhost. They are prefilled in steps of one chunk, so
-that a hit changes no step's shape. LMCache's transfers on a processor refuse several groups, and vLLM 0.26 cannot make one of
-them; SGLang's kernels for processors are not on the package index."""
+An engine's first life computes what the second says with its prompts from kvhost. LMCache's transfers on a processor refuse several
+groups, and vLLM 0.26 cannot make one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,6 @@ GEMMA = needs_directory("gemma", "KVHOST_GEMMA")
 
 from transformers import AutoTokenizer  # noqa: E402
 
-#: Licences, and of which of their tokens each prompt is.
-PROMPTS = [("numpy", 3000, 1500), ("kvhost", 1400, 900), ("numpy", 0, 1300), ("kvhost", 0, 1400), ("typing_extensions", 0, 1700),
-           ("numpy", 6000, 1800)]
-GENERATED = 12
-
-
-def licence(of: str) -> str:
-    if of == "kvhost":
-        return (Path(__file__).parents[5] / "LICENSE").read_text()
-    return next(f for f in distribution(of).files or () if f.stem == "LICENSE").read_text()
-
-
 @pytest.fixture
 def lives(tmp_path: Path) -> Iterator[Lives]:
     # Blocks for all that the host has not read: a chunk of a window that has gone is not stored.
@@ -48,20 +34,16 @@ def lives(tmp_path: Path) -> Iterator[Lives]:
 def check(lives: Lives, count: int, **options: Any) -> None:
     """So many of the prompts are the same text in two lives, of which the second loads them."""
     tokenizer = AutoTokenizer.from_pretrained(lives.model)
-    prompts = [tokenizer.encode(licence(of))[begin : begin + n] for of, begin, n in PROMPTS[:count]]
-    assert [len(p) for p in prompts] == [n for _, _, n in PROMPTS[:count]], "want licences that are long enough"
+    prompts = gemma.prompts(tokenizer)[:count]
     said: list[Answers] = []
     for _ in ("computes", "loads"):
         engine = lives.engine(env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, **options)  # one process, which has one model
-        said.append(engine.one_by_one(prompts, GENERATED))
+        said.append(engine.one_by_one(prompts, gemma.GENERATED))
         if len(said) == 1:
             lives.published()
         engine.stop()
     computed, loaded = said
-    texts = [[tokenizer.decode(t) for t in tokens(life)] for life in said]
-    differ = [f"prompt {i}:\n computed {a!r}\n loaded   {b!r}" for i, (a, b) in enumerate(zip(*texts, strict=True)) if a != b]
-    assert tokens(computed) == tokens(loaded), "want the same text from loaded KV as from computed, got\n" + "\n".join(differ)
-    assert all(len(t.split()) > 3 for t in texts[0]), f"want text of several words, got {texts[0]}"
+    gemma.same_text(tokenizer, tokens(computed), tokens(loaded))
     assert cached(computed) == [0] * count, "want a first life that computes"
     assert cached(loaded) == [len(p) // CHUNK * CHUNK for p in prompts], "want all whole chunks from kvhost"
 
