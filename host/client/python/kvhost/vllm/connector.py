@@ -59,7 +59,7 @@ log = logging.getLogger("vllm.kvhost")
 
 register()
 
-#: How long a starting engine waits for the host before it begins without it.
+#: Seconds that a starting engine waits for the host before it begins without it.
 _FIRST_CONNECT = 3.0
 
 
@@ -68,18 +68,18 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        return False  # a dropped store costs a later hit, nothing else
+        return False  # a dropped store only costs a later hit
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
-        """Whether the memory of an engine that can sleep can be shared. On a GPU vLLM takes it from an allocator whose
-        memory CUDA IPC does not export. From 0.33 on vLLM asks before it starts."""
+        """Whether the memory of an engine that can sleep can be shared. On a GPU vLLM allocates it by an allocator
+        with memory that CUDA IPC cannot export. From 0.33 on vLLM asks before it starts."""
         return bool(current_platform.is_cpu())
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """Where sizes share, a unit's bytes lie together, so that copies are of blocks and not of tokens. Where the engine is not
-        asked, or has another layout all the same, tokens are copied one by one."""
+        """Returns a layout with the bytes of a unit together if sizes share, so that copies are of blocks and not of
+        tokens. An engine that does not ask, or has another layout all the same, copies token by token."""
         transfer = vllm_config.kv_transfer_config
         if transfer is None or not transfer.kv_connector_extra_config.get("share"):
             return None
@@ -93,19 +93,19 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         self._link: Link | None = None
-        self._registration: Registration | None = None  # the worker's, until it has reported it
-        self._first = WorkerReport()  # what workers had reported before all of them had
-        self._wait_until = 0.0  # requests wait so long for the workers' reports
+        self._registration: Registration | None = None  # the worker's registration, until it has been reported
+        self._first = WorkerReport()  # merged reports of the workers, until all have reported
+        self._wait_until = 0.0  # end of the requests' wait for the workers' reports
         self._out = False  # a worker has refused, or the reports did not come in time
-        self._other = False  # this vLLM's scheduler is not as compat knows it
-        self._unseen = 0  # steps from before the reports, with output to come
+        self._other = False  # compat does not know this vLLM's scheduler
+        self._unseen = 0  # steps from before the reports whose output has not come
         self._generation = b""
         self._failed = compat.FailedLoads(len(kv_cache_config.kv_cache_groups))
         self._block_pool: BlockPool | None = None
         self._clearings = compat.Clearings()
         self._idle = StepOrders()
         self._asleep = False
-        self._release: Callable[[], None] = lambda: None  # the memory that the host has mapped
+        self._release: Callable[[], None] = lambda: None  # releases the memory that the host has mapped
         self._export: Callable[[], None] = lambda: None
         self._on_gpu = False
         if role == KVConnectorRole.WORKER and vllm_config.device_config.device_type == "cpu":
@@ -130,7 +130,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             self._refuse(str(e))
         except (OSError, ImportError) as e:
             self._refuse(f"sharing the KV cache's memory: {e}")
-        except Exception as e:  # compat knows of no such vLLM
+        except Exception as e:  # compat does not know this vLLM
             log.debug("kvhost: what this vLLM has otherwise", exc_info=True)
             self._refuse(f"this vLLM is not as 0.26 to 0.33 are: {type(e).__name__}: {e}")
         finally:
@@ -138,7 +138,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
                 separate_allocations(False)
 
     def register_cross_layers_kv_cache(self, kv_cache: torch.Tensor, attn_backend: type) -> None:
-        self._refuse("the cache is one tensor for all layers")  # never asked for: see prefer_cross_layer_blocks
+        self._refuse("the cache is one tensor for all layers")  # the connector never asks for it: see prefer_cross_layer_blocks
 
     def _refuse(self, why: str) -> None:
         log.error("kvhost: NOT OFFLOADING: %s. The engine runs without kvhost", why)
@@ -216,7 +216,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def _step(self) -> StepOrders:
-        """The step's orders; none while the engine warms up without metadata."""
+        """Returns the step's orders; None while the engine warms up without metadata."""
         if not self.has_connector_metadata():
             return self._idle
         metadata = self._get_connector_metadata()
@@ -241,7 +241,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.store(orders, self._written())
 
     def _written(self) -> Callable[[], None]:
-        """What returns once the kernels queued so far have written the cache."""
+        """Returns a function that waits until the kernels queued so far have written the cache."""
         if not self._on_gpu:
             return lambda: None
         import torch
@@ -303,7 +303,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         if not self._origin.here:
-            return  # a child that ends, forked from the engine's process
+            return  # a forked child of the engine's process is ending
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -325,7 +325,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        pass  # this connector's workers report by build_connector_worker_meta: MultiConnector hands one child's to all
+        pass  # this connector's workers report by build_connector_worker_meta; MultiConnector passes one child's stats to all
 
     def _started(self, workers: Mapping[tuple[int, int], Registration]) -> bool:
         try:
@@ -337,7 +337,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             return False
 
     def _start(self, workers: Mapping[tuple[int, int], Registration]) -> bool:
-        """Starts the scheduler's half once every worker has reported; whether it runs."""
+        """Starts the scheduler's half once every worker has reported. Returns whether it runs."""
         parallel = self._vllm_config.parallel_config
         ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         here, away = node(), "on another node, and the scheduler asks only the host of its own"
@@ -362,7 +362,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             return opened
 
         plans = model.plan_groups(self._vllm_config, self._kv_cache_config, self._settings)
-        if not compat.holds_blocks(self._block_pool):  # which the engine binds before its first step
+        if not compat.holds_blocks(self._block_pool):  # the engine binds the pool before its first step
             self._out = self._other = True
             return False
         assert self._block_pool is not None
@@ -408,7 +408,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         return not self._out
 
     def _kv_events(self, plans: Sequence[GroupPlan], link: Link, stages: int) -> KVEvents | None:
-        """What turns the host's events into the engine's, if the engine publishes events."""
+        """Returns the translator of the host's events into the engine's; None if the engine publishes no events."""
         config = self._vllm_config.kv_events_config
         if config is None or not config.enable_kv_cache_events:
             return None
@@ -483,7 +483,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler is not None and self._scheduler.frees_soon
 
     def get_kv_connector_stats(self) -> KvhostStats | None:
-        """Also the scheduler's sign that a step's output has come: it is asked once for each."""
+        """Returns the counters. vLLM calls this once for each step's output, which tells the scheduler's half that
+        an output has come."""
         if self._unseen:
             self._unseen -= 1
         elif self._scheduler is not None:
@@ -508,7 +509,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         return KvhostPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def reset_cache(self) -> bool | None:
-        """The engine's weights have changed: nothing that was stored before may be found again by this engine."""
+        """Hides all stored chunks from this engine, after a change of its weights."""
         self._generation = os.urandom(16)
         if self._scheduler is not None:
             self._scheduler.new_generation(self._generation)

@@ -1,21 +1,23 @@
-"""The engine's blocks that the host's jobs may touch, and how many of them they may be.
+"""Holds on the engine's blocks that the host's jobs may touch, and their bounds.
 
-The engine gives a block to another request once no reference to it is left. While the host may read or write a block, the
-connector holds a reference of its own, as another request would. So no step and no load overwrites what the host reads, and
-nothing reads what the host overwrites, whatever becomes of the request: it may end, be preempted, or start over.
+The engine gives a block to another request once no reference to it is left. While the host may read or write a block,
+the connector holds a reference of its own, as another request would. So no step and no load overwrites bytes that the
+host reads, and no request reads bytes that the host overwrites, even if the request of the job ends, is preempted or
+starts over.
 
-A block that is held is one that the engine cannot compute in, and a request that waits for its load holds blocks without
-being able to run. vLLM schedules its queue in order and stops at the first request that finds no blocks. So the holds are
-bounded such that, once all that runs has ended,
+The engine cannot use a held block, and a request that waits for its load holds blocks and cannot run. vLLM schedules
+its queue in order and stops at the first request that finds no blocks. So the holds are bounded such that, once all
+running requests have ended,
 
 * every request with an ordered load finds the blocks for the rest of its tokens, and
-* the largest request finds all of its blocks, even if no load ever ends: also one that waits for its load, and then has to
-  take other blocks, since a host that is stopped may write those of the load whenever it goes on. A request of more than half
-  of the blocks may have a hit that leaves too few for that: its load leaves what the largest of the others needs.
+* the largest request finds all of its blocks, even if no load ever ends. This includes a request that waits for its
+  load and must then take other blocks, since a stopped host may write those of the load when it goes on. A request with
+  more than half of the blocks may have a hit that leaves too few blocks for that; its load leaves the blocks that the
+  largest other request needs.
 
-The blocks of a store that is not read come free all the same: it is taken back (see kvhost.withdrawals).
+The blocks of an unread store become free in any case, since the store is taken back (see kvhost.withdrawals).
 
-Connectors of one engine share its blocks, and the bound: what one may hold depends on what all of them do. A block that two hosts
+Connectors of one engine share its blocks and the bound, which counts the holds of all of them. A block that two hosts
 read counts for both.
 """
 
@@ -31,26 +33,26 @@ from typing import Any
 @dataclass
 class _Hold:
     blocks: list[int]
-    ranks: int  # that have not said yet that the host is done with the blocks
+    ranks: int  # ranks that have not reported yet that the host is done with the blocks
 
 
 class Holds:
-    """The holds of one engine core. An order to the workers holds its blocks under its number."""
+    """The holds of one engine core. An order to the workers holds its blocks under the order's number."""
 
     def __init__(
         self, pool: Any, groups: Sequence[tuple[int, int]], step_tokens: int, lookahead: int, ranks: int
     ) -> None:
-        """``pool`` is the engine's BlockPool, ``groups`` are those that take blocks of it: (tokens of a block, window or 0).
-        ``step_tokens`` is the most that a step computes, ``lookahead`` how many tokens a request needs room for beyond
-        those it has. ``ranks`` is how many workers take each order."""
+        """``pool`` is the engine's BlockPool, and ``groups`` are the groups that use it: (tokens of a block, window
+        or 0). ``step_tokens`` is the most tokens of a step, ``lookahead`` the number of tokens that a request
+        needs room for beyond its own, and ``ranks`` the number of workers that get each order."""
         self._pool = pool
         self._groups, self._step_tokens, self._lookahead, self._ranks = groups, step_tokens, lookahead, ranks
         self._holds: dict[int, _Hold] = {}
-        self._stores: dict[int, int] = {}  # blocks by store order
+        self._stores: dict[int, int] = {}  # number of blocks, by store order
         self._waiting: dict[str, tuple[int, int]] = {}  # requests with an ordered load: (held, needed) blocks
-        self._loads: dict[int, str] = {}  # requests by load order
-        self._abandoned: set[int] = set()  # load orders
-        self._all: list[Holds] = vars(pool).setdefault("kvhost_holds", [])  # of the engine's connectors
+        self._loads: dict[int, str] = {}  # requests, by load order
+        self._abandoned: set[int] = set()  # abandoned load orders
+        self._all: list[Holds] = vars(pool).setdefault("kvhost_holds", [])  # the Holds of all connectors of the engine
         self._all.append(self)
 
     @property
@@ -60,8 +62,8 @@ class Holds:
 
     @property
     def pending(self) -> bool:
-        """Whether a block is held of which the engine learns by further steps that the host is done with it. That may last
-        for any time where a load was abandoned."""
+        """Whether further steps will report the end of a hold. Holds of abandoned loads do not count, since they may
+        last for any time."""
         return len(self._holds) > len(self._abandoned)
 
     @property
@@ -74,7 +76,7 @@ class Holds:
         return int(self._pool.get_num_free_blocks())
 
     def needs(self, tokens: int) -> int:
-        """The most blocks that a request of so many tokens takes."""
+        """Returns the most blocks that a request of the given tokens takes."""
         tokens += self._lookahead
         total = 0
         for block, window in self._groups:
@@ -87,7 +89,8 @@ class Holds:
     # ---- loads -------------------------------------------------------------------------------------------------------
 
     def room_to_load(self, needed: int, left: int) -> int:
-        """How many blocks a load may hold for a request that needs ``needed`` in all, so that ``left`` are left."""
+        """Returns the number of blocks that a load may hold for a request that needs ``needed`` in all, so that
+        ``left`` remain."""
         held, others = self._of_waiting()
         idle = self._idle()
         if others + needed + idle > self.size:
@@ -95,12 +98,12 @@ class Holds:
         return max(0, self.size - held - idle - left)
 
     def _of_waiting(self) -> tuple[int, int]:
-        """Blocks that the waiting requests have, and that they need."""
+        """Returns the blocks that the waiting requests have, and those that they need."""
         each = [blocks for h in self._all for blocks in h._waiting.values()]
         return sum(held for held, _ in each), sum(needed for _, needed in each)
 
     def _idle(self) -> int:
-        """Blocks that are held for no request that waits."""
+        """Returns the number of held blocks that no waiting request has."""
         return sum(h._unread() + h._left() for h in self._all)
 
     def _unread(self) -> int:
@@ -110,20 +113,21 @@ class Holds:
         return sum(len(self._holds[order].blocks) for order, request in self._loads.items() if request not in self._waiting)
 
     def load(self, order: int, request: str, blocks: Sequence[int], held: int, needed: int) -> None:
-        """``blocks`` are those that the host writes, ``held`` how many the waiting request has."""
+        """Holds the blocks of a load. ``blocks`` are the blocks that the host writes, and ``held`` is the number of
+        blocks that the waiting request has."""
         self._hold(order, blocks)
         self._loads[order] = request
         self._waiting[request] = held, needed
 
     def scheduled(self, request: str) -> None:
-        """The request waits no more: it runs, has ended, or has given up its blocks."""
+        """Records that a request no longer waits: it runs, has ended, or has released its blocks."""
         self._waiting.pop(request, None)
 
     def abandon(self, request: str, order: int) -> None:
-        """The request leaves its blocks, and the host may still write them."""
+        """Records that a request has left its blocks while the host may still write them."""
         self.scheduled(request)
         if order in self._holds:
-            self._loads[order] = ""  # a request of the same name may come
+            self._loads[order] = ""  # a new request may have the same name
             self._abandoned.add(order)
 
     @property
@@ -137,8 +141,8 @@ class Holds:
     # ---- stores ------------------------------------------------------------------------------------------------------
 
     def room_to_store(self, blocks: int, limit: int, largest: int) -> bool:
-        """Whether a store may hold so many blocks, where all stores may hold ``limit``. ``largest`` is what the largest
-        request needs that waits for no load."""
+        """Whether a store may hold the given number of blocks. All stores together may hold ``limit``. ``largest``
+        is the number of blocks of the largest request that waits for no load."""
         held, needed = self._of_waiting()
         total = self._idle() + blocks + max(needed, held + largest)
         return sum(h._unread() for h in self._all) + blocks <= limit and total <= self.size
@@ -161,7 +165,7 @@ class Holds:
         return order in self._holds
 
     def free_on(self, orders: Iterable[tuple[int, int]]) -> None:
-        """``orders`` are (order, ranks): on so many more ranks the host touches its blocks no more."""
+        """Records that on further ranks the host has ended orders. ``orders`` are (order, number of such ranks)."""
         for order, ranks in orders:
             hold = self._holds.get(order)
             if hold is None:
@@ -177,7 +181,8 @@ class Holds:
 
     @contextmanager
     def let_go(self) -> Iterator[None]:
-        """Nothing is held inside: the engine may drop what it knows of the blocks. It must give none to a request."""
+        """A context without holds, in which the engine may reset its block pool. It must not give a block to a
+        request in it."""
         held = [self._pool.blocks[b] for hold in self._holds.values() for b in hold.blocks]
         self._pool.free_blocks(reversed(held))
         try:

@@ -11,7 +11,7 @@ from kvhost.vllm.groups import GroupPlan, longest_hit
 
 
 class RequestLookup:
-    """What the host has of one request's chunks: asked for in all groups at once, answered asynchronously."""
+    """The lookups of one request's chunks, in all groups at once, with asynchronous answers."""
 
     def __init__(
         self,
@@ -24,8 +24,9 @@ class RequestLookup:
         traceparent: str = "",
         pin: bool = False,
     ) -> None:
-        """``sessions`` has one for each pipeline stage. ``readers`` has a bit for each rank of a stage. With ``prefetch``
-        what is found comes nearer while the request waits, where the host has levels. ``pin``: only to keep what is found."""
+        """``sessions`` has one session for each pipeline stage, and ``readers`` one bit for each rank of a stage.
+        With ``prefetch`` the host copies hits to its nearest level while the request waits. With ``pin`` the
+        lookup only keeps its hits."""
         self._groups, self._count = groups, len(keys)
         self._lease_seconds = min(s.lease_seconds for s in sessions)
         self.began = time.monotonic()
@@ -45,7 +46,7 @@ class RequestLookup:
             )
 
     def done(self, timeout: float = 0) -> bool:
-        """Whether every answer came within ``timeout`` seconds. An answer that is an error counts as a miss."""
+        """Returns whether every answer came within ``timeout`` seconds. An error counts as a miss."""
         if self._found:
             return True
         due = time.monotonic() + timeout
@@ -72,19 +73,19 @@ class RequestLookup:
         return time.monotonic() - self.answered < self._lease_seconds / 2
 
     def hit(self, limit: int) -> int:
-        """How many leading chunks, at most ``limit``, the engine can be given."""
+        """Returns the number of leading chunks, at most ``limit``, that the engine can load."""
         return longest_hit(
             self._groups, min(limit, self._count), lambda g, i: all(found.has(i) for found in self._found[g])
         )
 
     @property
     def is_far(self) -> bool:
-        """Whether any of what was found is not in the host's nearest level."""
+        """Whether any hit is not in the host's nearest level."""
         return any(at.level > 0 for stages in self._found for found in stages for at in found.levels)
 
     def parts(self, first: int, hit: int) -> list[tuple[int, float]]:
-        """Leading parts of a hit: (chunks, how long the host expects the load of those at or after ``first`` to take).
-        The last part is the whole hit. 0 seconds if the host does not know."""
+        """Returns leading parts of a hit: (chunks, the host's estimate in seconds for loading those at or after
+        ``first``; 0: unknown). The last part is the whole hit."""
         ends = {hit}
         for g, stages in zip(self._groups, self._found, strict=True):
             if not g.window:
@@ -110,7 +111,7 @@ class RequestLookup:
         return [f.lease for f in self._found[group]]
 
     def release(self) -> None:
-        """Gives the leases back. The answers that have not come are given back when their request ends."""
+        """Gives the leases back. Leases of answers that have not come end with their request."""
         for stages in self._found:
             for found in stages:
                 try:
@@ -120,7 +121,7 @@ class RequestLookup:
 
 
 def _until(found: Lookup, chunks: int) -> float:
-    """How long the load of so many leading chunks takes."""
+    """Returns the expected seconds of a load of the given leading chunks."""
     before, seconds = 0, 0.0
     for keys, until in [*found.load_parts, (found.hits, found.load_seconds or 0.0)]:
         if chunks <= keys:

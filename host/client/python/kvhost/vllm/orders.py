@@ -1,4 +1,4 @@
-"""What the scheduler's connector tells the workers each step, and what they answer."""
+"""The messages between the scheduler's half and the workers: orders of a step, and reports."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ else:
 
 @dataclass
 class ChunkOrder:
-    """A chunk of one group: what to store under a key, or a key of a lease and where to load it."""
+    """A chunk of one group to store under a key, or a chunk of a lease to load into blocks."""
 
-    index: int  # in the request's chain
+    index: int  # index in the request's chain
     blocks: list[int]
     key: bytes = b""
     parent: bytes = b""
@@ -33,16 +33,16 @@ class ChunkOrder:
 class StoreOrder:
     id: int
     request_id: str
-    request: int  # the number in the protocol
+    request: int  # the request's number in the protocol
     chunks: list[tuple[int, list[ChunkOrder]]]  # (group, its chunks)
-    traceparent: str = ""  # of the engine's span of the request
-    adapter: Content | None = None  # what the keys say of the request's LoRA adapter
+    traceparent: str = ""  # traceparent of the engine's span of the request
+    adapter: Content | None = None  # the content of the request's LoRA adapter in the keys; None: no adapter
 
 
 @dataclass
 class GroupLoad:
     group: int
-    leases: list[int]  # of each pipeline stage
+    leases: list[int]  # the lease of each pipeline stage
     chunks: list[ChunkOrder]
 
 
@@ -50,25 +50,25 @@ class GroupLoad:
 class LoadOrder:
     id: int
     request_id: str
-    epoch: int  # of the sessions that granted the leases
+    epoch: int  # epoch of the sessions that granted the leases
     tokens: int
     groups: list[GroupLoad]
-    adapter: Content | None = None  # likewise
-    in_step: bool = False  # the step that it belongs to computes behind it
+    adapter: Content | None = None  # as in a store order
+    in_step: bool = False  # the order's step computes behind the load
 
 
 @dataclass
 class StepOrders(KVConnectorMetadata):
-    epoch: int = 0  # of the sessions that the workers should have
+    epoch: int = 0  # epoch of the sessions that the workers should have
     stores: list[StoreOrder] = field(default_factory=list)
     loads: list[LoadOrder] = field(default_factory=list)
-    cancels: list[int] = field(default_factory=list)  # load orders that are not wanted any more
-    ended: list[tuple[str, int]] = field(default_factory=list)  # requests that are over, and their numbers
+    cancels: list[int] = field(default_factory=list)  # numbers of load orders to cancel
+    ended: list[tuple[str, int]] = field(default_factory=list)  # requests that have ended, and their numbers
     forward: bool = True  # whether the step computes anything
 
 
 def node() -> str:
-    """The machine, in the same words in all of its containers."""
+    """Returns a name of the machine that is the same in all of its containers."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -77,7 +77,8 @@ def node() -> str:
 
 @dataclass
 class Registration:
-    """What one worker found when the KV caches were registered: the namespace of its bytes, or why it refuses them."""
+    """The result of one worker's registration of the KV caches: the namespace of its bytes, or the reason for a
+    refusal."""
 
     namespace: Namespace | None = None
     refusal: str = ""
@@ -85,29 +86,29 @@ class Registration:
 
 
 class LoadTime(NamedTuple):
-    """How long a rank's load took that loaded all."""
+    """The time of a rank's complete load."""
 
     order: int
     tokens: int
-    seconds: float  # until the worker saw its end
-    over: float  # when it ended, by time.monotonic
+    seconds: float  # seconds until the worker noticed its end
+    over: float  # time of its end, by time.monotonic
 
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
-    """What happened on the workers since the last report."""
+    """The workers' report since the last one."""
 
     registered: dict[tuple[int, int], Registration] = field(default_factory=dict)  # (stage, rank), in its first report
     epochs: dict[tuple[int, int], int] = field(default_factory=dict)  # (stage, rank): epoch of its session, -1 for none
-    free: Counter[int] = field(default_factory=Counter)  # orders: on how many ranks the host touches their blocks no more
-    stored: list[bytes] = field(default_factory=list)  # keys that were written anew
-    failed: dict[str, dict[int, bytes]] = field(default_factory=dict)  # request: chunk index: its key if it is bad
-    broken: set[int] = field(default_factory=set)  # blocks that a load inside the step was to fill, and has not
-    abandoned: dict[int, str] = field(default_factory=dict)  # loads that the host neither ends nor cancels: their requests
-    dropped: Counter[str] = field(default_factory=Counter)  # chunks that were not sent, by cause
+    free: Counter[int] = field(default_factory=Counter)  # by order: number of ranks on which the host has ended the use of its blocks
+    stored: list[bytes] = field(default_factory=list)  # keys of chunks that were written anew
+    failed: dict[str, dict[int, bytes]] = field(default_factory=dict)  # by request and chunk index: the key if its bytes are bad, else b""
+    broken: set[int] = field(default_factory=set)  # blocks that a failed load inside the step did not fill
+    abandoned: dict[int, str] = field(default_factory=dict)  # requests of loads that the host neither ends nor cancels, by order
+    dropped: Counter[str] = field(default_factory=Counter)  # number of chunks that were not sent, by cause
     loads: list[LoadTime] = field(default_factory=list)
-    loaded: Counter[str] = field(default_factory=Counter)  # requests: on how many ranks their load is over, or failed
-    adapters: dict[Rank, dict[int, Loaded]] = field(default_factory=dict)  # all that a rank has loaded, by number
+    loaded: Counter[str] = field(default_factory=Counter)  # by request: number of ranks on which its load is over or failed
+    adapters: dict[Rank, dict[int, Loaded]] = field(default_factory=dict)  # the adapters that each rank has loaded, by number
 
     def __bool__(self) -> bool:
         return any(vars(self).values())

@@ -32,24 +32,25 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.kvhost")
 
 _REMEMBERED = 1 << 16  # keys with bad bytes
-_ALL = 1 << 62  # more chunks than a request has: nothing more of it is stored
-_READ_SOON = 0.25  # seconds in which the host has usually read a store's blocks
-#: Tokens that a step computes at least behind a load inside it. A step in which each request computes one token may run as
-#: one CUDA graph, which waits for the whole load before its first layer.
+_ALL = 1 << 62  # above any request's number of chunks: no more of its chunks are stored
+_READ_SOON = 0.25  # seconds after which the host has usually read a store's blocks
+#: The least tokens that a step computes behind a load inside it. A step in which each request computes one token may
+#: run as one CUDA graph, which waits for the whole load before its first layer.
 _COMPUTED_BEHIND = 2
-#: Behind a load of up to so many bytes a step may be such a graph, and one token is left: waiting for all of the load takes less time than
-#: launching the layers one by one.
+#: Behind a load of at most this many bytes one token is left, and the step may be such a graph: waiting for the whole
+#: load takes less time than launching the layers one by one.
 GRAPH_BYTES = 512 << 20
-#: States of a request that has ended with the output of a step, which tells whether the loads inside that step failed: the
-#: engine would have computed it again. Its chunks are stored, also those of the step that loaded its hit.
+#: States of a request that ended with the output of a step. The loads inside that step have then succeeded, since the
+#: engine would compute the step again otherwise. So all chunks of the request are stored, also those of the step that
+#: loaded its hit.
 _ANSWERED = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
-_TRACEPARENT = 128  # characters at most; W3C's have 55
-#: Seconds that a step without work rests at most. An engine that has nothing to do but to wait for the host makes such steps one after
-#: the other, each with a message to its workers. A request that comes meanwhile waits as long.
+_TRACEPARENT = 128  # most characters; W3C's values have 55
+#: The longest rest of a step without work, in seconds. An engine that only waits for the host makes such steps one
+#: after the other, each with a message to its workers. A request that arrives during the rest waits for its end.
 _REST, _FIRST_REST = 0.005, 0.0005
-_SAY_AGAIN = 60.0  # seconds between two lines of the log on chunks that were not stored
+_SAY_AGAIN = 60.0  # seconds between two log lines about chunks that were not stored
 
-#: Why a chunk that was computed was not offered to the host.
+#: Reasons for which a computed chunk was not offered to the host.
 AWAY = "no session with the host"
 NO_ANSWER = "the host does not answer"
 NO_ROOM = "no more blocks could be held for the host to read"
@@ -57,34 +58,34 @@ PASSED = "their sliding window had passed them before more blocks could be held 
 
 
 class Tracked:
-    """One request, as far as the connector knows it."""
+    """The connector's state of one request."""
 
     def __init__(self, request: Any, number: int, chain: KeyChain | None) -> None:
         self.request = request
         self.number = number
-        self.chain = chain  # None until it is known what the request's LoRA adapter holds
-        self.asked: Asked | None = None  # for the adapter's content
+        self.chain = chain  # None until the content of the request's LoRA adapter is known
+        self.asked: Asked | None = None  # the pending question for the adapter's content; None if there is none
         self.adapter: Content | None = None
         self.table: list[list[int]] = []  # blocks by group
         self.lookup: RequestLookup | None = None
-        self.epoch = -1  # of the sessions that were asked: another host's leases have the same numbers
+        self.epoch = -1  # epoch of the sessions that were asked, since another host's leases have the same numbers; -1: none
         self.waited = False  # the scheduler has waited for the lookup once
-        self.since = 0.0  # when it was looked up first, since it had blocks last
+        self.since = 0.0  # time of the first lookup since it last had blocks
         self.hit = 0  # chunks that the lookup promised
         self.local = 0  # leading tokens that the engine's own cache has
-        self.in_step = False  # its hit is loaded inside the step that computes behind it
-        self.loading = 0  # the order of its load, until it is scheduled
-        self.received = 0.0  # when its load was known to be over, until it is scheduled
-        self.step = 0  # the step that was being scheduled when the engine asked last
+        self.in_step = False  # the hit is loaded inside the step that computes behind it
+        self.loading = 0  # number of its load order, until the request is scheduled; 0: none
+        self.received = 0.0  # time at which the end of its load was noticed, until the request is scheduled; 0: none
+        self.step = 0  # number of the step in which the engine asked last
         self.may_load = not hints.forbids(request, "load")
         self.may_store = not hints.forbids(request, "store")
         self.may_drop = "drop_seconds" in hints.wished(request)
-        self.found: int | None = None  # chunks that were there when it came
-        self.shared: int | None = None  # leading chunks that other requests have, too; None until it is compared with them
+        self.found: int | None = None  # chunks that the host had when the request came; None before
+        self.shared: int | None = None  # leading chunks that other requests have, too; None until the comparison
         self.stored = 0  # chunks that the host has, or was ordered to store
-        self.end = 0  # chunks that are computed, or will be by the steps that were scheduled
-        self.late = 0  # chunks that were computed when there was no room to store them
-        # The trace that the engine's client has named, if any; the host's spans become part of it. Each message repeats it.
+        self.end = 0  # chunks that are computed, or are in scheduled steps
+        self.late = 0  # chunks that were computed while there was no room to store them
+        # The client's trace, or "". The host's spans join it. Each message repeats it.
         named: str = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
         self.traceparent = named if len(named) <= _TRACEPARENT else ""
 
@@ -97,15 +98,15 @@ class Scheduler:
         step_tokens: int, holds: Holds, events: KVEvents | None = None, adapters: Adapters | None = None,
         in_step: bool = False, last_life: LastLife | None = None, longest: int = 0, graph_tokens: int = 0,
     ) -> None:
-        """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load,
-        ``in_step`` where it could not from one inside a step.
-        ``step_tokens`` is the most that the engine computes in a step, ``longest`` how many tokens a request may have,
-        ``graph_tokens`` how many are loaded at most before a step that is one graph."""
+        """``ranks`` is the number of ranks per pipeline stage. ``loads`` is false if the engine could not recover
+        from a failed load, and ``in_step`` if it could not recover from one inside a step. ``step_tokens`` is the
+        most tokens of a step, ``longest`` the most tokens of a request, and ``graph_tokens`` the most tokens that
+        are loaded before a step that is one graph."""
         self._pulse = Pulse(settings.lookup_timeout, lambda: time.monotonic())
         self._longest = longest
         self._graph_tokens = graph_tokens
-        self._hung: set[int] = set()  # orders of loads that a host did not end: it gets no others until it has
-        self._unanswered: RequestLookup | None = None  # the last lookup that was waited for in vain
+        self._hung: set[int] = set()  # orders of loads that the host did not end; it gets no other loads until it ends them
+        self._unanswered: RequestLookup | None = None  # the last lookup that was not answered during the wait
         self._settings, self._link, self._groups = settings, link, groups
         self._holds = holds
         self._chunk = groups[0].chunk_tokens
@@ -113,35 +114,35 @@ class Scheduler:
         self._loads_allowed = loads
         self._in_step_allowed = in_step and settings.load_in != "beside"
         self._ran: set[str] = set()  # requests of the last step
-        self._loads_in_step: set[int] = set()  # orders without output yet
-        self._tables: list[list[list[int]]] = []  # the blocks of requests in the steps since the first of these
-        self._step_seconds: float | None = None  # expected of the loads in the step that is being scheduled, if any
+        self._loads_in_step: set[int] = set()  # load orders of steps without output yet
+        self._tables: list[list[list[int]]] = []  # the blocks of requests, by step, since the first step of _loads_in_step
+        self._step_seconds: float | None = None  # expected time of the loads in the step that is being scheduled; None: no loads
         self._events = events  # None: the engine publishes none
         self._keeper = Keeper(link, groups, (1 << ranks) - 1)
         self._adapters = adapters  # None: the engine has no LoRA
         self._requests: dict[str, Tracked] = {}
-        self._live: dict[str, Any] = {}  # all of the engine's requests
-        self._largest: list[tuple[int, str]] | None = None  # the two largest that wait for no load, in a step, and their tokens
-        self._most_tokens = 0  # of the largest of all
+        self._live: dict[str, Any] = {}  # all requests of the engine, by id
+        self._largest: list[tuple[int, str]] | None = None  # (tokens, id) of the two largest requests that wait for no load; None: to be computed in this step
+        self._most_tokens = 0  # tokens of the largest request
         self._stalled = 0  # steps in a row that scheduled nothing
-        self._loading: dict[str, int] = {}  # requests, also finished ones: on how many ranks their load is not over
+        self._loading: dict[str, int] = {}  # by request, also after its end: ranks whose load is not over
         self._last_number = 0
         self._last_order = 0
         self._generation = b""
         self._orders = StepOrders()
-        self._ordered = 0.0  # when the last store was ordered
-        self._dropped: dict[str, tuple[int, float]] = {}  # by cause: chunks since the log's last line, and its time
+        self._ordered = 0.0  # time of the last store order
+        self._dropped: dict[str, tuple[int, float]] = {}  # by cause: chunks since the last log line, and the time of that line
         self._bad: OrderedDict[bytes, None] = OrderedDict()
         self._worker_epochs: dict[tuple[int, int], int] = {}
-        self._awaited: int | None = None  # the epoch in which requests waited for the workers last
+        self._awaited: int | None = None  # the last epoch in which requests waited for the workers
         self._await_until = 0.0
         self._choice = LoadOrCompute(step_tokens, self._chunk, last=last_life)
-        self._steps: deque[tuple[float, int]] = deque()  # (when scheduled, tokens) of steps without output yet
+        self._steps: deque[tuple[float, int]] = deque()  # (time, tokens) of scheduled steps without output yet
         self._last_output = 0.0
         self._last_step = 0  # the number of the step that is scheduled next
         self._unproven = -1  # the last step that loads KV
-        self._ordered_at: dict[int, float] = {}  # loads that no rank has reported
-        self.counts: dict[str, Any] = {}  # since they were last taken; lists of seconds for the phases of loads
+        self._ordered_at: dict[int, float] = {}  # order times of loads that no rank has reported, by order
+        self.counts: dict[str, Any] = {}  # counts since they were last taken; for the phases of loads, lists of seconds
 
     def _count(self, name: str, n: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + n
@@ -152,7 +153,7 @@ class Scheduler:
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def track(self, request: Any) -> Tracked | None:
-        """None for a request with KV that its token ids do not determine."""
+        """Returns the state of a request, or None if its token ids do not determine its KV."""
         if getattr(request, "prompt_embeds", None) is not None:
             return None
         t = self._requests.get(request.request_id)
@@ -178,7 +179,8 @@ class Scheduler:
             self._keeper.continued(t.chain.extend(request.all_token_ids, request.num_tokens))
 
     def _queued(self, t: Tracked, keys: Sequence[bytes]) -> int:
-        """How many leading chunks a request has in common with those that the engine has not asked for yet."""
+        """Returns the number of leading chunks that a request shares with requests that the engine has not asked
+        about yet."""
         begin, n = t.request.all_token_ids[: self._chunk], 0
         for r in list(self._live.values()):
             if r.lora_request is not None or r.all_token_ids[: self._chunk] != begin:
@@ -188,14 +190,14 @@ class Scheduler:
         return n
 
     def matched(self, request: Any, computed: int) -> int | None:
-        """How many tokens beyond the ``computed`` ones can be loaded; None to be asked again."""
+        """Returns the number of tokens after the ``computed`` ones that can be loaded; None: ask again."""
         if self._in_the_way(request):
             return None
         t = self.track(request)
         if t is None:
             return 0
         t.hit, t.local, t.table, t.end, t.step, t.in_step = 0, computed, [], 0, self._last_step, False
-        self._holds.scheduled(request.request_id)  # it has no blocks
+        self._holds.scheduled(request.request_id)  # the request has no blocks
         if not self._ready():
             return None if self._soon_ready() else 0
         if request.lora_request is not None and not (known := self._identify(t, computed)):
@@ -228,12 +230,13 @@ class Scheduler:
         t.in_step = hit * self._chunk > computed and self._inside(t, lookup, hit, computed)
         room, later = self._room(t, hit) if hit * self._chunk > computed else (hit, hit)
         if room < later and time.monotonic() - t.since < self._settings.lookup_timeout:
-            return None  # the blocks that are held now come free soon
+            return None  # blocks that are held now will be free soon
         take = self._worth(lookup, hit, room, computed)
-        # What is computed although it was found farther away is stored again, which brings it near at once.
+        # A hit in a farther level that is computed all the same is stored again, which copies it to the nearest level
+        # at once.
         t.stored = max(t.stored, max(take, computed // self._chunk) if take < hit and lookup.is_far else there)
         more = self._end(t, take) - computed
-        if more <= 0:  # the engine has all but what the step computes in any case
+        if more <= 0:  # the engine has all tokens except those that the step computes in any case
             lookup.release()
             t.lookup = None
             return 0
@@ -241,11 +244,12 @@ class Scheduler:
         return more
 
     def _stopped(self) -> bool:
-        """Whether the host's process is stopped: it is asked for nothing then, and given nothing."""
+        """Whether the host's process is stopped. A stopped host gets no lookups and no orders."""
         return self._pulse.stopped(next(iter(self._link.sessions()), None))
 
     def _answered(self, t: Tracked, lookup: RequestLookup) -> bool:
-        """Whether a lookup was answered. The scheduler waits a moment for it, once, unless it still waits for another's."""
+        """Whether a lookup was answered. The scheduler waits a moment for it once, unless an earlier wait for
+        another lookup failed."""
         idle = self._unanswered is not None and not self._unanswered.done(0)
         answered = lookup.done(0 if t.waited or idle else self._settings.lookup_wait)
         if not (answered or idle):
@@ -254,7 +258,7 @@ class Scheduler:
         return answered
 
     def _compare(self, t: Tracked, keys: Sequence[bytes]) -> None:
-        """Nothing that a request has in common with another is dropped after either."""
+        """Records the shared chunks of a request, which are not dropped at the end of either request."""
         t.shared = 0
         self._keeper.continued(keys)
         for o in self._requests.values():
@@ -263,22 +267,22 @@ class Scheduler:
                 t.shared, o.shared = max(t.shared, n), max(o.shared, n)
 
     def _end(self, t: Tracked, chunks: int) -> int:
-        """How many leading tokens so many chunks give the engine."""
+        """Returns the number of leading tokens that the engine gets from the given chunks."""
         end = chunks * self._chunk
         if not t.in_step:
             return end
         return min(end, t.request.num_tokens - (1 if end - t.local <= self._graph_tokens else _COMPUTED_BEHIND))
 
     def loads_in_step(self, request: Any) -> bool:
-        """Whether what :meth:`matched` has promised last is loaded inside the request's next step."""
+        """Whether the last hit of :meth:`matched` is loaded inside the request's next step."""
         t = self._requests.get(request.request_id)
         return t is not None and t.in_step
 
     def _inside(self, t: Tracked, lookup: RequestLookup, hit: int, computed: int) -> bool:
         """Whether to load inside the step that computes behind the hit.
 
-        That is sooner for the request: the engine notices the end of a load between steps a step later. All others in
-        the step wait for the load."""
+        The request starts sooner, since the engine notices the end of a load between steps one step later. All other
+        requests of the step wait for the load."""
         if not self._in_step_allowed or self._settings.load_in == "step":
             return self._in_step_allowed
         if self._step_seconds is None and not self._ran - {t.request.request_id}:
@@ -289,9 +293,9 @@ class Scheduler:
     def _in_the_way(self, request: Any) -> bool:
         """Whether the engine should look at the requests behind this one.
 
-        The engine stops at the first request that finds no blocks. When nothing runs, and those that could run stand
-        behind it with blocks of their own, it would stop there for ever. In every second of such steps a request that
-        may find too few blocks is passed over; in the others it is tried, since it may need fewer than it seems to."""
+        The engine stops at the first request that finds no blocks. If no request runs, and requests with blocks of
+        their own are behind it in the queue, the engine would stop there for ever. So every second such step skips a
+        request that may find too few blocks. The other steps try it, since it may need fewer blocks than estimated."""
         return bool(
             self._stalled % 2
             and (self._holds.any or self._holds.waiting)
@@ -299,18 +303,18 @@ class Scheduler:
         )
 
     def _room(self, t: Tracked, hit: int) -> tuple[int, int]:
-        """How many of the leading chunks may be loaded, so that the engine can go on while they are: now, and once the
-        blocks that are held are free."""
+        """Returns how many of the leading chunks may be loaded without stopping the engine: now, and after the held
+        blocks are free."""
         needed = self._holds.needs(t.request.num_tokens)
         left = max(needed, self._largest_ever())
         later = self._fitting(hit, self._holds.size - left)
-        if later < hit and 2 * needed > self._holds.size:  # it cannot start over while its load has them
+        if later < hit and 2 * needed > self._holds.size:  # the request cannot start over while its load has the blocks
             left = 0 if t.in_step else self._needed_by_largest(but=t.request.request_id)
             later = self._fitting(hit, self._holds.size - left)
         return self._fitting(hit, self._holds.room_to_load(needed, left)), later
 
     def _largest_ever(self) -> int:
-        """Blocks of the largest request that there is, or of one that may come, which loads leave half of all blocks."""
+        """Blocks of the largest present or future request. For a future request loads leave half of all blocks."""
         self._measure()
         return max(self._holds.needs(self._most_tokens + 1), min(self._holds.needs(self._longest), self._holds.size // 2))
 
@@ -320,7 +324,7 @@ class Scheduler:
         return chunks
 
     def _needed_by_largest(self, but: str = "") -> int:
-        """Blocks that the largest request takes that waits for no load, and is not ``but``."""
+        """Blocks of the largest request, other than ``but``, that waits for no load."""
         tokens = next((n for n, id in self._measure() if id != but), 0)
         return self._holds.needs(tokens + 1) if tokens else 0
 
@@ -332,7 +336,7 @@ class Scheduler:
         return self._largest
 
     def _unneeded(self) -> int:
-        """Blocks that would be left if all requests had theirs."""
+        """Blocks that are left if all requests have the blocks that they need."""
         return self._holds.size - sum(self._holds.needs(r.num_tokens + 1) for r in self._live.values())
 
     def _identify(self, t: Tracked, computed: int) -> bool | None:
@@ -362,9 +366,9 @@ class Scheduler:
         )
 
     def _soon_ready(self) -> bool:
-        """Whether requests should wait until :meth:`_ready`: the first attempt to connect runs, or the host is there and
-        workers have yet to report that they have sessions of its epoch, too. That takes them a step or two, which the
-        engine makes while its requests wait. They wait at most ``lookup_timeout``, once in each epoch."""
+        """Whether requests should wait until :meth:`_ready`: the first attempt to connect is running, or the host is
+        there and some workers have not reported a session of its epoch yet. The report takes a step or two, which
+        the engine makes while its requests wait. They wait at most ``lookup_timeout``, once in each epoch."""
         epoch = self._link.epoch
         if epoch < 0 and not self._link.starting:
             return False
@@ -397,7 +401,7 @@ class Scheduler:
         return next((i for i in range(hit) if keys[i] in self._bad), hit) if self._bad else hit
 
     def _worth(self, lookup: RequestLookup, hit: int, room: int, computed: int) -> int:
-        """How many of the leading chunks that were found to load, 0 for none. There are blocks for ``room`` of them."""
+        """Returns how many of the leading hit chunks to load. There are blocks for ``room`` of them."""
         if hit * self._chunk <= computed or not self._loads_allowed:
             return 0
         take = lookup.hit(room)
@@ -409,7 +413,7 @@ class Scheduler:
         return take if take * self._chunk > computed else 0
 
     def allocated(self, request: Any, table: Sequence[Sequence[int]], external: int) -> None:
-        """The request has blocks; ``external`` of its tokens are to be loaded."""
+        """Records that the request has blocks, and orders the load of ``external`` of its tokens."""
         t = self._requests.get(request.request_id)
         if t is None:
             return
@@ -421,7 +425,7 @@ class Scheduler:
                 lookup.release()
             return
         assert lookup is not None and t.hit and t.chain is not None
-        end = t.local + external  # the engine may want less than it was promised
+        end = t.local + external  # the engine may want fewer tokens than promised
         if t.in_step:
             if end == self._end(t, t.hit):
                 end = t.hit * self._chunk  # whole chunks are loaded
@@ -460,8 +464,8 @@ class Scheduler:
         return self._last_order
 
     def finished(self, request: Any) -> dict[str, Any] | None:
-        """The engine frees the request's blocks when this returns; what the host may touch is held. Returns an answer to what
-        its client has said."""
+        """Ends a request. The engine then frees its blocks; blocks that the host may touch are held. Returns the
+        answer to the client's hints."""
         self._live.pop(request.request_id, None)
         self._largest = None
         t = self._requests.pop(request.request_id, None)
@@ -483,13 +487,13 @@ class Scheduler:
         told = hints.of_request(request)
         for s in self._link.sessions():
             try:
-                s.end_request(t.number, told, wait=False)  # and with it the leases of its lookups
+                s.end_request(t.number, told, wait=False)  # this also ends the leases of its lookups
             except KvhostError:
                 pass
         return self._keep(t)
 
     def _keep(self, t: Tracked) -> dict[str, Any] | None:
-        """Sees to what a client wants to happen from now on; returns the answer."""
+        """Carries out the client's hints for the time after the request, and returns the answer."""
         wished = hints.wished(t.request)
         rejected: dict[str, str] = {}
         clipped: dict[str, str] = {}
@@ -515,7 +519,7 @@ class Scheduler:
         return hints.answer(t.request, rejected, clipped, self._unstored(t))
 
     def _unstored(self, t: Tracked) -> str:
-        """Why nothing of a request that ends is stored, if that is so."""
+        """Returns the reason for which a request that ends is not stored; "" if it is stored."""
         if self._settings.store == "none" or hints.forbids(t.request, "store"):
             return "it is not to be stored"
         if t.stored:
@@ -554,7 +558,7 @@ class Scheduler:
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def step(self, output: Any) -> StepOrders:
-        """The orders for a step that was scheduled."""
+        """Returns the orders for a scheduled step."""
         cached = output.scheduled_cached_reqs
         for at, request_id in enumerate(cached.req_ids):
             new = cached.new_block_ids[at]
@@ -577,7 +581,7 @@ class Scheduler:
         self._largest = None
         if output.num_scheduled_tokens:
             self._ran = set(output.num_scheduled_tokens)
-        computed = output.total_num_scheduled_tokens if self._step_seconds is None else 0  # a load says nothing of its rate
+        computed = output.total_num_scheduled_tokens if self._step_seconds is None else 0  # the time of a step with a load does not show the rate
         self._steps.append((time.monotonic(), computed))
         self._step_seconds = None
         self._last_step += 1
@@ -597,9 +601,9 @@ class Scheduler:
             time.sleep(min(_REST, self._stalled * _FIRST_REST))
 
     def _proven(self, output: Any) -> bool:
-        """Whether no step without output loads KV. Loads here run between steps, but another connector's may run in a
-        step; its output tells whether they failed. Until then neither they nor what was computed with them is stored."""
-        if getattr(output, "has_sync_kv_loads", True):  # 0.26 does not say
+        """Whether no step without output loads KV. Another connector's load may run in a step, and the step's output
+        tells whether it failed. Until then neither its tokens nor tokens computed from them are stored."""
+        if getattr(output, "has_sync_kv_loads", True):  # vLLM 0.26 lacks this field
             for request_id in output.num_scheduled_tokens:
                 t = self._requests.get(request_id)
                 if t is not None and t.step == self._last_step and t.request.num_computed_tokens > t.local:
@@ -612,13 +616,14 @@ class Scheduler:
         self._order_chunks(t, t.request.num_computed_tokens)
 
     def _complete(self, r: Any, computed: int) -> int:
-        """How many chunks so many tokens complete. Only final tokens count: no drafts, no placeholders."""
+        """Returns the number of chunks that the given tokens complete. Only final tokens count: no drafts, no
+        placeholders."""
         final = r.num_tokens if self._settings.store == "all" else r.num_prompt_tokens
         return int(min(computed, final) // self._chunk)
 
     def _order_chunks(self, t: Tracked, computed: int, *, ends: bool = False) -> None:
-        """Orders the request's chunks that are complete, in their order, as far as there is room to hold their blocks.
-        The others stay with the request until the host has read earlier ones; when it ``ends``, all blocks that no
+        """Orders stores of the request's complete chunks, in order, as far as their blocks may be held. The others
+        wait with the request until the host has read earlier ones. When the request ``ends``, all blocks that no
         other request needs may be held."""
         if t.end <= t.stored or t.chain is None or not t.may_store or self._settings.store == "none" or self._link.epoch < 0:
             return
@@ -658,7 +663,7 @@ class Scheduler:
     def _chunk_orders(
         self, t: Tracked, i: int, computed: int, keys: Sequence[bytes]
     ) -> list[tuple[int, ChunkOrder]]:
-        """A chunk in each group that still has all of its blocks."""
+        """Returns the orders of a chunk, one for each group that still has all of the chunk's blocks."""
         orders = []
         for g in self._groups:
             blocks = g.chunk_blocks(t.table[g.id], i)
@@ -668,17 +673,17 @@ class Scheduler:
 
     @property
     def pending(self) -> bool:
-        """Whether the host may touch blocks: the workers say in a step that it is done. That of loads that were abandoned the
-        engine learns in the steps that it makes anyway: it can end, pause or sleep before a host that is stopped goes on."""
+        """Whether the host may touch blocks, so that the engine must make steps, in which workers report that it is
+        done. Abandoned loads do not count: the engine can end, pause or sleep before a stopped host goes on."""
         return self._holds.pending
 
     @property
     def frees_soon(self) -> bool:
-        """Whether the host will have read blocks soon, so that waiting costs less than preempting a request."""
+        """Whether the host will soon have read blocks, so that waiting costs less than preempting a request."""
         return self._holds.stores and time.monotonic() - self._ordered < _READ_SOON
 
     def output(self) -> None:
-        """A step's output has come: the engine's rate follows from the time between outputs."""
+        """Records a step's output. The engine's rate follows from the time between outputs."""
         if not self._steps:
             return
         scheduled, tokens = self._steps.popleft()
@@ -687,8 +692,8 @@ class Scheduler:
         self._last_output = now
 
     def reported(self, report: WorkerReport) -> tuple[list[Any], list[Any]]:
-        """Takes note of what the workers did; returns the requests with failed loads, and those with loads that the host does
-        not end. The latter must start over with other blocks."""
+        """Records a report of the workers. Returns the requests with failed loads, and those with loads that the
+        host does not end, which must start over with other blocks."""
         if report.epochs:
             self._worker_epochs |= report.epochs
         for key in report.stored:
@@ -725,8 +730,8 @@ class Scheduler:
                 self._took("notice", over[order], time.monotonic())
 
     def broken(self, report: WorkerReport) -> set[int]:
-        """The cached blocks that loads inside steps have left bad, with those that were computed behind them: also by
-        requests that shared the bad blocks, and have ended or were preempted by now."""
+        """Returns the cached blocks that failed loads inside steps left bad, and the blocks computed from them, also
+        by requests that shared bad blocks and have ended or were preempted."""
         broken = set(report.broken)
         if broken:
             for blocks in (blocks for table in self._tables for blocks in table):
@@ -738,11 +743,11 @@ class Scheduler:
         return broken - {NULL_BLOCK}
 
     def received(self, report: WorkerReport | None, received: set[str]) -> set[str]:
-        """The requests that have received their KV, given those that the engine has counted.
+        """Returns the requests that have received their KV, given those that the engine has counted.
 
-        The engine takes the reports of all connectors for one. While a load runs here, the failure of another connector
-        that does not load the request would end its wait (NIXL in vLLM 0.26), and the engine would compute with blocks
-        that are not written yet."""
+        The engine merges the reports of all connectors. While a load runs here, a failure of another connector that
+        does not load the request would end its wait (NIXL in vLLM 0.26), and the engine would compute from blocks that
+        are not written yet."""
         over = set()
         for request_id, ranks in (report.loaded if report is not None else {}).items():
             self._loading[request_id] -= ranks
@@ -759,7 +764,7 @@ class Scheduler:
             self._count("chunks_not_loaded", len(chunks))
             self._bad |= dict.fromkeys(filter(None, chunks.values()))
             if (t := self._requests.get(request_id)) is None:
-                continue  # the engine has ended it because of this
+                continue  # the engine has ended the request because of this failure
             t.may_load, t.loading = False, 0
             if t.stored < _ALL:
                 t.stored = min(t.stored, min(chunks))
@@ -769,17 +774,17 @@ class Scheduler:
         return failed
 
     def new_generation(self, generation: bytes) -> None:
-        """What was stored so far is not found any more: the engine's weights have changed."""
+        """Hides all earlier chunks from lookups, after a change of the engine's weights."""
         self._generation = generation
         if self._events is not None:
             self._events.forget()
         if self._adapters is not None:
             self._adapters.forget()
         for t in self._requests.values():
-            t.may_load, t.stored = False, _ALL  # its chain is of the old weights
+            t.may_load, t.stored = False, _ALL  # the chain belongs to the old weights
 
     def take_events(self) -> list[Any]:
-        """vLLM's events for what the host stored and removed since the last call."""
+        """Returns vLLM's events for chunks that the host stored and removed since the last call."""
         return self._events.take() if self._events is not None else []
 
     def close(self) -> None:

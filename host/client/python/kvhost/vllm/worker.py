@@ -1,4 +1,4 @@
-"""The worker's half: it stores and loads what the scheduler's half orders, and reports what became of it."""
+"""The worker's half: it carries out the stores and loads of the scheduler's half, and reports their results."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _NO_SESSION = "no session with the host"
 _NO_ANSWER = "the host does not answer"
 _OTHER_ADAPTER = "the engine has loaded other files of the LoRA adapter"
 
-#: Seconds that the host has to end a load after it was asked to cancel it. Then the request starts over without it.
+#: Seconds from the cancellation of a load until its request starts over without it.
 _CANCEL_SECONDS = 5.0
-_CANCEL_SECONDS_IN_STEP = 1.0  # likewise inside a step, for which all of its requests wait
-_LOOK_SECONDS = 0.02  # between two looks whether a host that a step waits for still answers
+_CANCEL_SECONDS_IN_STEP = 1.0  # the same for a load inside a step, which all requests of the step wait for
+_LOOK_SECONDS = 0.02  # seconds between two checks that a host still answers while a step waits for it
 
 
 @dataclass
@@ -39,10 +39,10 @@ class _Store:
     """A store order from the step that computed its blocks until every chunk has its result."""
 
     order: StoreOrder
-    ready: Callable[[], None]  # returns when the step's writes are done
+    ready: Callable[[], None]  # waits for the step's writes
     began: float
     dropped: bool = False
-    cause: str = ""  # why it was dropped, unless another rank stores the same bytes
+    cause: str = ""  # the reason for which it was dropped; "" if it was not, or another rank stores the same bytes
     late: bool = False  # the host was asked to cancel it
     started: bool = False
     jobs: list[tuple[StoreJob, list[bytes]]] = field(default_factory=list)
@@ -69,10 +69,10 @@ class _Load:
     order: LoadOrder
     began: float
     jobs: list[tuple[int, LoadJob]] = field(default_factory=list)  # (position in the order's groups, job)
-    cause: str = ""  # why it was not begun
-    cancelled: float | None = None  # when
-    abandoned: bool = False  # the request goes on without it, and its blocks stay the host's
-    gates: list[tuple[Gate, LoadJob]] = field(default_factory=list)  # of a load inside a step
+    cause: str = ""  # the reason for which it was not begun; "" if it was
+    cancelled: float | None = None  # time of the cancellation; None: not cancelled
+    abandoned: bool = False  # the request goes on without the load, and the host keeps its blocks
+    gates: list[tuple[Gate, LoadJob]] = field(default_factory=list)  # gates of a load inside a step
 
     @property
     def over(self) -> bool:
@@ -89,23 +89,23 @@ class _Load:
 
 @dataclass
 class Finished:
-    received: set[str]  # requests with a load that is over, or abandoned
-    failed: set[str]  # those of them that lack a block
-    abandoned: set[str]  # those of them with a load that may still write its blocks
+    received: set[str]  # requests with a finished or abandoned load
+    failed: set[str]  # requests among them that lack a block
+    abandoned: set[str]  # requests among them with a load that may still write its blocks
 
 
 class Worker:
     """The jobs of one rank.
 
-    Sending a store waits for the GPU, so a thread of its own does that. Everything else runs on the engine's thread.
-    ``_lock`` guards the start of a store against its being dropped."""
+    Sending a store waits for the GPU, so it has a thread of its own. Everything else runs on the engine's thread.
+    ``_lock`` guards a store that starts while it is dropped."""
 
     def __init__(
         self, settings: Settings, link: Link, rank: tuple[int, int], stores: bool, adapters: LoadedAdapters | None = None,
         layers: StepLayers | None = None,
     ) -> None:
-        """``rank`` is (pipeline stage, rank in the stage); ``stores`` is false when another rank has the same bytes.
-        ``layers`` are those that a step can wait for; None where no load runs inside a step."""
+        """``rank`` is (pipeline stage, rank in the stage). ``stores`` is false if another rank has the same bytes.
+        ``layers`` are the layers that a step can wait for; None if no load runs inside a step."""
         self._settings, self._link, self._rank = settings, link, rank
         self._pulse = Pulse(settings.lookup_timeout, lambda: time.monotonic())
         self._stores_here = stores
@@ -114,8 +114,8 @@ class Worker:
         self._stores: dict[int, _Store] = {}
         self._loads: dict[int, _Load] = {}
         self._layers = layers
-        self._in_step: list[_Load] = []  # loads that the step which runs waits for
-        self._shed: set[str] = set()  # requests that lost a chunk: what follows has no parent
+        self._in_step: list[_Load] = []  # loads that the running step waits for
+        self._shed: set[str] = set()  # requests that lost a chunk, so that later chunks have no parent
         self._bad_blocks: set[int] = set()
         self._report = WorkerReport()
         self._said_epoch = -2
@@ -126,7 +126,7 @@ class Worker:
     # ---- a step, in the order of the engine's calls ------------------------------------------------------------------
 
     def begin(self, orders: StepOrders, layered: bool = False) -> None:
-        """Begins the step's loads, and cancels those that are not wanted any more. ``layered``: the model calls
+        """Begins the step's loads, and cancels loads that are not wanted any more. ``layered``: the model calls
         :meth:`wait_for_layer` before each layer's attention."""
         self._link.follow(orders.epoch)
         for id in orders.cancels:
@@ -155,11 +155,11 @@ class Worker:
             self._accept(order, ready)
 
     def finished(self, orders: StepOrders, written: Callable[[], Callable[[], None]]) -> Finished:
-        """What is over since the last step. ``written`` gives what :meth:`store` takes as ``ready``."""
+        """Returns the report since the last step. ``written`` makes the ``ready`` argument of :meth:`store`."""
         if not orders.forward:
-            if orders.stores:  # of requests that have ended: vLLM 0.26 saves only after it computed something
+            if orders.stores:  # stores of requests that have ended: vLLM 0.26 saves only in steps that compute
                 self.store(orders, written())
-            self._wait_for_a_job(0.001)  # an idle engine polls: leave the interpreter to the receiving thread
+            self._wait_for_a_job(0.001)  # an idle engine polls: let the receiving thread run
         self._settle_stores()
         for request, number in orders.ended:
             self._shed.discard(request)
@@ -225,7 +225,8 @@ class Worker:
 
     @staticmethod
     def _cancel_store(store: _Store) -> None:
-        """Takes back what the host has not read. An older host has the blocks until it has cancelled the store."""
+        """Takes a store back that the host has not read. An older host has the blocks until it has cancelled the
+        store."""
         for job, _ in store.jobs:
             if not job.was_read:
                 _ask_to_cancel(job)
@@ -284,7 +285,7 @@ class Worker:
             load.cause = _OTHER_ADAPTER
             return load
         if any(x.abandoned for x in self._loads.values()) or self._stopped():
-            load.cause = _NO_ANSWER  # it would hold further blocks for as long
+            load.cause = _NO_ANSWER  # a new load would hold further blocks as long
             return load
         sessions = self._link.sessions(order.epoch)
         if not sessions:
@@ -312,8 +313,8 @@ class Worker:
         return job
 
     def _settle_step(self) -> None:
-        """The step was queued, or has run: waits for its loads, so that their blocks are known to be good or bad with the
-        step's output."""
+        """Waits for the loads of a queued or finished step, so that the step's output can say which of their blocks
+        are bad."""
         loads, self._in_step = self._in_step, []
         if not loads or self._layers is None:
             return
@@ -343,7 +344,8 @@ class Worker:
             self._bad_blocks |= before
 
     def _await_in_step(self, loads: Sequence[_Load]) -> None:
-        """Returns when the loads are over, or no more can be waited for them: the step's requests all wait."""
+        """Waits for the loads inside a step until they are over or the time is up, since all requests of the step
+        wait."""
         waited, most = time.monotonic() - min(load.began for load in loads), self._settings.step_timeout
         cancelled = False
         while running := [load for load in loads if not load.over]:
@@ -366,7 +368,7 @@ class Worker:
         return order.adapter is not None and (self._adapters is None or not self._adapters.may_load(order.adapter))
 
     def _cancel(self, load: _Load) -> None:
-        """Asks the host to cancel. It ends the load in its own time: the blocks are its own until then."""
+        """Asks the host to cancel a load. The host has the blocks until it has ended the load."""
         if load.cancelled is not None:
             return
         load.cancelled = time.monotonic()
@@ -374,7 +376,7 @@ class Worker:
             _ask_to_cancel(job)
 
     def _wait_for_a_job(self, seconds: float) -> None:
-        """Waits for the oldest load, or store that is not read; not at all if one is over."""
+        """Waits for the oldest load or unread store. It does not wait if one of them is over."""
         loads = [job for load in self._loads.values() for _, job in load.jobs]
         if any(job.over for job in loads):
             return
@@ -412,7 +414,7 @@ class Worker:
         if load.abandoned:
             return False
         if now - load.began > PAUSE and self._stopped():
-            self._cancel(load)  # for when it goes on
+            self._cancel(load)  # takes effect when the host goes on
         elif load.cancelled is None:
             if now - load.began > self._settings.load_timeout:
                 log.error("kvhost: load of request %s cancelled after %.0f s", load.order.request_id, now - load.began)
@@ -428,8 +430,8 @@ class Worker:
         return True
 
     def _settle_load(self, request: str, load: _Load, waited: bool = True) -> bool:
-        """Notes which blocks and chunks failed; whether none did. Without ``waited`` all have: the model computed before
-        they were there."""
+        """Records the failed blocks and chunks, and returns whether there are none. Without ``waited`` all have
+        failed, since the model computed before they arrived."""
         failed: dict[int, bytes] = {}
         if load.abandoned:
             self._report.failed[request] = {c.index: b"" for g in load.order.groups for c in g.chunks}
@@ -471,7 +473,8 @@ class Worker:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def drain(self) -> bool:
-        """Drops and cancels all jobs: the memory is about to be unregistered, which waits for them. Whether the host answers."""
+        """Drops and cancels all jobs before the memory is unregistered, which waits for them. Returns whether the
+        host answers."""
         with self._lock:
             for s in self._stores.values():
                 if not (s.started or s.dropped):
@@ -486,7 +489,7 @@ class Worker:
             return False
 
     def close(self) -> None:
-        """Waits for the host to write what it was given to store, for a while."""
+        """Waits a limited time for the host to write all stores."""
         due = time.monotonic() + self._settings.shutdown_wait
         self._work.put(None)
         self._thread.join(self._settings.shutdown_wait)
@@ -508,7 +511,7 @@ class Worker:
 
 
 def _wait(job: StoreJob | LoadJob, seconds: float) -> None:
-    """Waits for a load's end, or until a store's blocks are read."""
+    """Waits for the end of a load, or until a store's blocks are read."""
     try:
         job.read(seconds) if isinstance(job, StoreJob) else job.wait(seconds)
     except (KvhostError, TimeoutError):
@@ -516,7 +519,7 @@ def _wait(job: StoreJob | LoadJob, seconds: float) -> None:
 
 
 def _ends_by(due: float, wait: Callable[[float], object]) -> bool:
-    """Whether a job ends in time. ``wait`` waits for it for so many seconds."""
+    """Returns whether a job ends in time. ``wait`` waits for it for a number of seconds."""
     try:
         wait(max(0.0, due - time.monotonic()))
     except TimeoutError:
@@ -531,11 +534,11 @@ def _ask_to_cancel(job: StoreJob | LoadJob) -> None:
         try:
             job.cancel(wait=False)
         except KvhostError:
-            pass  # the session is over, and with it the job
+            pass  # the session has ended, and the job with it
 
 
 def open_session(open: Callable[[], Session], register: Callable[[Session], None]) -> list[Session]:
-    """A session with its groups registered, or an exception and no session."""
+    """Opens a session and registers its groups. After an exception no session is left."""
     session = open()
     try:
         register(session)
