@@ -1,10 +1,10 @@
 """LoRA adapters by content.
 
-An adapter's name, number and path say nothing of its weights: its files are replaced, and an engine computes with what
-it has read before or after that. So the workers note which version of the files the engine has loaded. The scheduler
-reads the files, and their content is part of the keys as long as they are that version. Where the engine has not loaded
-the adapter yet, the workers compare it with what the engine loads in the end. What does not agree is computed, and
-nothing of it is stored."""
+An adapter's name, number and path do not identify its weights: its files may be replaced, and the engine computes with
+the files that it has read, before or after that. So the workers record the version of the files that the engine has
+loaded. The scheduler reads the files, and their content is part of the keys as long as they have that version. If the
+engine has not loaded the adapter yet, the workers compare the version when it has. Requests with another version are
+computed and not stored."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ _READERS = 2  # threads that read adapters' files
 class Loaded:
     """An adapter that the engine has loaded."""
 
-    path: str  # as its request named it
+    path: str  # path in its request
     folder: str
-    version: bytes  # of its files, empty where it is not known
+    version: bytes  # version of its files; b"" if it is not known
 
 
 @dataclass(frozen=True)
 class Content:
-    """What an adapter's files hold."""
+    """The content of an adapter's files."""
 
-    number: int  # vLLM's
+    number: int  # vLLM's number of the adapter
     version: bytes
-    key: bytes  # for the request's keys
-    of_hub: bool = False  # which files its path leads to is known only as long as the engine has loaded them
+    key: bytes  # digest for the request's keys
+    of_hub: bool = False  # the files of its path are known only while the engine has loaded them
 
     def is_of(self, loaded: Loaded) -> bool:
         return loaded.version == self.version
 
 
 class LoadedAdapters:
-    """The worker's half: which adapters vLLM's manager has loaded, and from which version of their files."""
+    """The worker's half: the adapters that vLLM's manager has loaded, with the versions of their files."""
 
     def __init__(self, manager: Any, resolve: Callable[[str], str]) -> None:
-        """``resolve`` gives the folder of an adapter's path, which may name a repository of the hub."""
+        """``resolve`` returns the folder of an adapter's path, which may name a repository of the hub."""
         self._manager = manager
         self._known: dict[int, Loaded] = {}
         self._reported: dict[int, Loaded] = {}
@@ -73,7 +73,7 @@ class LoadedAdapters:
         return {n: self._known.get(n, Loaded("", "", b"")) for n in self._manager.list_adapters()}
 
     def changed(self) -> dict[int, Loaded] | None:
-        """All that are loaded, if they are others than when this was called last."""
+        """Returns all loaded adapters if they have changed since the last call, else None."""
         now = self.now()
         if now == self._reported:
             return None
@@ -81,19 +81,20 @@ class LoadedAdapters:
         return now
 
     def may_load(self, content: Content) -> bool:
-        """Whether KV of this content may be loaded for the adapter: the engine has loaded this one, or none yet."""
+        """Whether KV of this content may be loaded for the adapter: the engine has loaded this content, or no files
+        yet."""
         loaded = self.now().get(content.number)
         return not content.of_hub if loaded is None else content.is_of(loaded)
 
     def may_store(self, content: Content) -> bool:
-        """Whether KV that was computed with the adapter is of this content."""
+        """Whether KV that the adapter computed belongs to this content."""
         loaded = self.now().get(content.number)
         return loaded is not None and content.is_of(loaded)
 
 
 def _version(folder: str, request: Any) -> bytes:
     if getattr(request, "tensorizer_config_dict", None):
-        return b""  # its weights come from elsewhere
+        return b""  # its weights are in other files
     try:
         return version(folder)
     except Unknown:
@@ -126,13 +127,13 @@ class Adapters:
     """The scheduler's half. Files are read on threads of its own; all else runs on the scheduler's thread."""
 
     def __init__(self, applied: str) -> None:
-        """``applied``: how the engine applies adapters, whatever is in them (:func:`kvhost.vllm.identity.adapters`)."""
+        """``applied`` describes how the engine applies any adapter (:func:`kvhost.vllm.identity.adapters`)."""
         self._applied = applied
         self._digests = Digests()
         self._readers = ThreadPoolExecutor(_READERS, "kvhost-lora")
         self._loaded: dict[Rank, Mapping[int, Loaded]] = {}
-        self._names: dict[int, set[str]] = {}  # that requests gave a number
-        self._blocks: dict[str, bytes] = {}  # version of which the engine's own cache has KV by name; empty: of several
+        self._names: dict[int, set[str]] = {}  # names of adapters by number
+        self._blocks: dict[str, bytes] = {}  # by name: the version of the KV in the engine's own cache; b"": several versions
         self._said: set[str] = set()
 
     def ask(self, lora: Any) -> Asked:
@@ -166,8 +167,9 @@ class Adapters:
         return Content(lora.lora_int_id, files, key, of_hub)
 
     def agrees(self, lora: Any, content: Content | None, computed: int) -> bool:
-        """Whether KV of this content is what the engine has for the adapter, ``computed`` tokens of it in its own
-        cache. That cache knows an adapter by its name, and keeps what other weights of this name have computed."""
+        """Whether KV of this content agrees with the engine's KV for the adapter, of which ``computed`` tokens are
+        in its own cache. That cache knows an adapter by its name, and keeps KV that other weights of this name
+        computed."""
         if content is None or not self.current(content):
             return False
         alone = self._note(lora.lora_name, content.version)
@@ -178,13 +180,13 @@ class Adapters:
         return all(content.is_of(a[content.number]) for a in self._loaded.values() if content.number in a)
 
     def _note(self, name: str, version: bytes) -> bool:
-        """Notes that the engine computes with a version of an adapter; whether there was no other of this name."""
+        """Records the version that the engine computes with. Returns whether no other version of this name was seen."""
         if self._blocks.setdefault(name, version) != version:
             self._blocks[name] = b""
         return bool(self._blocks[name])
 
     def reported(self, loaded: Mapping[Rank, Mapping[int, Loaded]]) -> None:
-        """Takes note of what the workers have loaded."""
+        """Records the adapters that the workers have loaded."""
         self._loaded.update(loaded)
         for adapters in loaded.values():
             for number, adapter in adapters.items():
@@ -192,7 +194,7 @@ class Adapters:
                     self._note(name, adapter.version)
 
     def forget(self) -> None:
-        """The engine's own cache was emptied."""
+        """Forgets the content of the engine's own cache, which was emptied."""
         self._blocks.clear()
 
     def close(self) -> None:
@@ -200,7 +202,7 @@ class Adapters:
 
 
 def _local(path: str) -> str:
-    """An adapter's folder, or nothing if the path names a repository of the hub: as vLLM resolves it."""
+    """Returns an adapter's folder by vLLM's rules, or "" if the path names a repository of the hub."""
     if os.path.isabs(path) or path.startswith("~"):
         return os.path.expanduser(path)
     return os.path.abspath(path) if os.path.exists(path) else ""

@@ -1,4 +1,4 @@
-"""The chunks that an engine can describe, and what its routers know of them."""
+"""The chunks that an engine can describe, and the routers' knowledge of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Chunk:
     parent: bytes  # the key of the chunk before it, empty for a prompt's first
-    name: Hashable  # that routers have for it
-    events: Sequence[bytes]  # that announce it
-    parts: int = 0  # that the host has, as bits
-    found: float = 0.0  # when a lookup found it last
+    name: Hashable  # routers' name of the chunk
+    events: Sequence[bytes]  # events that announce the chunk
+    parts: int = 0  # parts in the host, one bit each
+    found: float = 0.0  # time of the last lookup that found it
 
 
 class ChunkTree:
@@ -27,15 +27,16 @@ class ChunkTree:
     OVERHEAD = 1000
 
     def __init__(self, parts: int, most_bytes: int) -> None:
-        """A chunk has so many parts. Above ``most_bytes`` the chunks that no request had for longest are forgotten."""
+        """``parts`` is the number of parts of a chunk. Above ``most_bytes`` the chunks that were unused for longest
+        are forgotten."""
         self._whole, self._most_bytes = (1 << parts) - 1, most_bytes
         self._bytes = 0
-        self._chunks: OrderedDict[bytes, Chunk] = OrderedDict()  # by their last request
+        self._chunks: OrderedDict[bytes, Chunk] = OrderedDict()  # in the order of their last requests
         self._children: dict[bytes, set[bytes]] = {}
-        self._roots: dict[Hashable, bytes] = {}  # keys of prompts' first chunks by their names
-        self._told: dict[bytes, None] = {}  # routers count these; parents come first, as in _due
-        self._due: dict[bytes, None] = {}  # reachable, and routers do not know it
-        self._gone: deque[Chunk] = deque()  # not reachable, and routers do not know it
+        self._roots: dict[Hashable, bytes] = {}  # keys of first chunks, by name
+        self._told: dict[bytes, None] = {}  # announced chunks; parents come first, as in _due
+        self._due: dict[bytes, None] = {}  # reachable chunks that are not announced
+        self._gone: deque[Chunk] = deque()  # unreachable chunks whose removal is not announced
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._chunks
@@ -46,8 +47,8 @@ class ChunkTree:
     # ---- chunks ------------------------------------------------------------------------------------------------------
 
     def add(self, key: bytes, chunk: Chunk) -> None:
-        """Adds a chunk that is not known. A prompt's first chunk replaces another one of its name: routers cannot tell
-        them apart, and the engine has no use for the other (an adapter was replaced in place)."""
+        """Adds a new chunk. A prompt's first chunk replaces another one of its name: routers cannot distinguish
+        them, and the engine does not use the other any more (an adapter was replaced in place)."""
         if chunk.parent:
             self._children.setdefault(chunk.parent, set()).add(key)
         else:
@@ -60,7 +61,7 @@ class ChunkTree:
             self._forget(next(iter(self._chunks)))
 
     def found(self, key: bytes, when: float) -> None:
-        """A lookup has found all parts of a chunk."""
+        """Records that a lookup has found all parts of a chunk."""
         if (chunk := self._chunks.get(key)) is not None:
             chunk.found = when
             self._chunks.move_to_end(key)
@@ -79,21 +80,22 @@ class ChunkTree:
                 self._cut(key)
 
     def only(self, parts: int, there: Mapping[bytes, int], since: float) -> None:
-        """Of these parts the host has only those that are ``there``, and of chunks found at or after ``since`` all."""
+        """Records a snapshot: the host has only the parts in ``there``, and all parts of chunks that were found at
+        or after ``since``."""
         for key, chunk in list(self._chunks.items()):
             lost = chunk.parts & parts & ~there.get(key, 0)
             if lost and chunk.found < since:
                 self.evicted(key, lost)
 
     def none(self) -> None:
-        """The host has nothing."""
+        """Records that the host has no chunks."""
         self._gone += [self._chunks[key] for key in self._told]
         self._told, self._due = {}, {}
         for chunk in self._chunks.values():
             chunk.parts = 0
 
     def forget(self) -> None:
-        """Nothing that is known can be found any more."""
+        """Removes all chunks, which cannot be found any more."""
         self.none()
         for known in (self._chunks, self._children, self._roots):
             known.clear()
@@ -117,7 +119,8 @@ class ChunkTree:
     # ---- routers -----------------------------------------------------------------------------------------------------
 
     def take(self, most: int) -> tuple[list[Chunk], list[Chunk]]:
-        """At most so many chunks: those that are not reachable any more and, behind all of them, those that are now."""
+        """Returns at most the given number of chunks: first those that became unreachable, then those that became
+        reachable."""
         gone = [self._gone.popleft() for _ in range(min(most, len(self._gone)))]
         come = [key for key, _ in zip(self._due, range(most - len(gone)), strict=False)]
         for key in come:
@@ -126,7 +129,7 @@ class ChunkTree:
         return gone, [self._chunks[key] for key in come]
 
     def untold(self) -> None:
-        """Routers have forgotten everything."""
+        """Records that routers have forgotten all chunks."""
         self._gone.clear()
         self._told, self._due = {}, self._told | self._due
 

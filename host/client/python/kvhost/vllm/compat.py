@@ -1,7 +1,7 @@
-"""What differs between vLLM's versions, 0.26 to 0.33.
+"""The differences between vLLM's versions 0.26 to 0.33.
 
-Much of it is not public. What a version does not have, or has in another form, is answered with "no": the engine runs without
-what needs it, and its log says so once."""
+Many of the interfaces are not public. If a version lacks one, or has it in another form, the answer is "no": the engine
+runs without the feature that needs it, and its log says so once."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _said: set[str] = set()
 
 
 def _not_known(what: str, so: str, why: str = "") -> None:
-    """Says it once."""
+    """Logs once that an interface is missing."""
     if what not in _said:
         _said.add(what)
         log.error("kvhost: this vLLM's %s is not that of 0.26 to 0.33%s: %s", what, f" ({why})" if why else "", so)
 
 
 def _takes(f: Any, *names: str) -> bool:
-    """Whether a function has parameters of these names, and no other that must be given."""
+    """Whether a function has parameters of these names, and no other required ones."""
     try:
         parameters = inspect.signature(f).parameters
     except (TypeError, ValueError):
@@ -52,7 +52,7 @@ def _transfer_results() -> Any:
     return results
 
 
-#: vLLM from 0.32 on takes loads and failures in one answer; 0.26 asks for blocks only. None where it does not exist.
+#: The class by which vLLM from 0.32 on gets loads and failures in one answer. None in 0.26, which asks for blocks only.
 TransferResults: Any = _transfer_results()
 
 
@@ -60,7 +60,7 @@ _DROPS = "drop_stale_output"
 
 
 class FailedLoads:
-    """How an engine learns of loads that failed, all of which are asynchronous, and what it does then.
+    """The way to report failed loads, which are all asynchronous, to an engine, and the engine's reaction.
 
     | groups  | vLLM      | is told                  | under "recompute" it computes | under "fail"     |
     | one     | 0.26      | blocks                   | from the first bad block on   | ends the request |
@@ -75,20 +75,22 @@ class FailedLoads:
     the scheduler when it hands its block pool to the connector, and adds the requests."""
 
     def __init__(self, groups: int) -> None:
-        """``groups`` counts all of the engine's KV cache groups, those too that are not offloaded."""
+        """``groups`` is the number of all KV cache groups of the engine, offloaded or not."""
         self._by_block = groups == 1
         self._scheduler: Any = None
 
     def blocks(self, bad: set[int]) -> set[int]:
-        """The blocks to name."""
+        """Returns the blocks to report."""
         return bad if self._by_block else set()
 
     def requests(self, failed: set[str], abandoned: set[str]) -> set[str]:
-        """The requests to name, where the engine takes them. Those with an abandoned load have failed, too."""
+        """Returns the requests to report, if the engine accepts requests. Requests with an abandoned load count as
+        failed."""
         return abandoned if self._by_block else failed
 
     def find_scheduler(self) -> None:
-        """Call from ``bind_gpu_block_pool``: the scheduler, or a connector that wraps this one, is a caller."""
+        """Finds the engine's scheduler among the callers. Call it from ``bind_gpu_block_pool``, which the scheduler
+        calls, or a connector that wraps this one."""
         frame = sys._getframe(1)
         while frame is not None:
             caller = frame.f_locals.get("self")
@@ -103,13 +105,13 @@ class FailedLoads:
         return TransferResults is not None or self._scheduler is not None
 
     def recomputes(self, policy: str) -> bool:
-        """Whether the engine goes on with a request after a failed load. ``policy`` is what the connector was configured
-        with, which is not the engine's own where another connector wraps it."""
+        """Whether the engine computes a request after a failed load. ``policy`` is the connector's setting, which
+        differs from the engine's if another connector wraps it."""
         return bool(getattr(self._scheduler, "recompute_kv_load_failures", policy == "recompute"))
 
     @property
     def preempts(self) -> bool:
-        """Whether requests that run can be started over, as one must be when a load inside its step has failed."""
+        """Whether running requests can be started over, as is needed after a failed load inside a step."""
         if not self._by_block or self._scheduler is None:
             return False
         scheduler, preempt = self._scheduler, getattr(self._scheduler, "_preempt_request", None)
@@ -126,12 +128,12 @@ class FailedLoads:
         return known
 
     def preempt(self, bad: set[int], broken: set[int]) -> None:
-        """Starts the requests over that run with ``bad`` blocks, and has the engine's cache forget the ``broken`` ones: they
-        are bad, or were computed behind bad ones. Call from ``update_connector_output``, in the step with the output of
-        which the engine learned the bad blocks: it has dropped this output of the requests.
+        """Starts running requests with ``bad`` blocks over, and removes the ``broken`` blocks from the engine's cache:
+        those that are bad, or were computed from bad ones. Call it from ``update_connector_output``, in the step
+        whose output reported the bad blocks: the engine has dropped this output of the requests.
 
-        Left to itself the engine computes the blocks anew where they are. A host that hangs may still write them, however,
-        and the cache keeps the bad blocks of a request that was aborted, with those computed behind them (0.26 and 0.32)."""
+        Otherwise the engine would compute the blocks again in place, while a hanging host may still write to them. And
+        its cache would keep the bad blocks of an aborted request, with those computed from them (0.26 and 0.32)."""
         if not broken:
             return
         scheduler, now = self._scheduler, time.monotonic()
@@ -154,7 +156,8 @@ class FailedLoads:
         manager.evict_blocks(broken)
 
     def restart(self, failed: Sequence[Any], abandoned: Sequence[Any]) -> None:
-        """Call from ``update_connector_output``, before the engine takes the requests for loaded."""
+        """Starts failed requests over. Call it from ``update_connector_output``, before the engine counts the
+        requests as loaded."""
         if TransferResults is not None:
             return
         for request in [*abandoned, *(() if self._by_block else failed)]:
@@ -163,39 +166,40 @@ class FailedLoads:
 
 
 def offloaded(kv_cache_config: Any) -> Sequence[int]:
-    """The KV cache groups with blocks that the engine finds again by their tokens. From 0.32 on there are others: a
-    request's scratch, and windows that the engine computes anew after a hit."""
+    """Returns the KV cache groups with blocks that the engine finds again by their tokens. From 0.32 on there are
+    others: scratch of a request, and windows that the engine computes anew after a hit."""
     ids: Sequence[int] | None = getattr(kv_cache_config, "prefix_cacheable_group_ids", None)
     return range(len(kv_cache_config.kv_cache_groups)) if ids is None else ids
 
 
 def continues(vllm_config: Any) -> bool:
-    """Whether the engine computes the same tokens behind a prefix that its cache has already. 0.32 does not where it
-    turns its own prefix cache off, for the latent vectors of MLA on a processor without AMX."""
+    """Whether the engine computes the same tokens after a cached prefix. 0.32 does not if it turns its own prefix
+    cache off, which it does for MLA on a processor without AMX."""
     on_cpu = vllm_config.device_config.device_type == "cpu"
     mla = getattr(vllm_config.model_config, "use_mla", False)
     return not (on_cpu and mla and not vllm_config.cache_config.enable_prefix_caching)
 
 
 def shards(spec: Any, parallel_config: Any) -> int:
-    """Over how many ranks decode context parallelism spreads a block's tokens. Before 0.32 it spreads all groups."""
+    """Returns the number of ranks that decode context parallelism spreads a block's tokens over. Before 0.32 it
+    spreads all groups."""
     return int(parallel_config.decode_context_parallel_size) if getattr(spec, "dcp_sharded", True) else 1
 
 
 def replicated(spec: Any, parallel_config: Any) -> bool:
-    """Whether every rank of a stage holds the same bytes of a layer. From 0.32 on its spec says so; before, only the
-    latent vectors of MLA were the same on all."""
+    """Whether every rank of a stage holds the same bytes of a layer. From 0.32 on the layer's spec says so; before,
+    only the latent vectors of MLA were equal on all ranks."""
     if shards(spec, parallel_config) > 1:
         return False
     return bool(spec.max_tp_shards == 1 if hasattr(spec, "max_tp_shards") else "MLA" in type(spec).__name__)
 
 
 def head_slots(spec: Any) -> int:
-    """How many heads a block has in a layer's tensor."""
+    """Returns the number of heads of a block in a layer's tensor."""
     return int(getattr(spec, "num_heads", spec.num_kv_heads))
 
 
-#: Where specs tell how many heads a page has, tensors have heads before tokens.
+#: True in versions whose specs have the number of heads of a page: their tensors have heads before tokens.
 _NAMED_LAYOUTS = hasattr(_kv_cache_interface.AttentionSpec, "num_heads")
 
 
@@ -205,7 +209,8 @@ def heads_first(vllm_config: Any) -> bool:
 
 
 def heads_together(vllm_config: Any) -> str | None:
-    """The name of the layout that keeps a head's tokens in a block side by side, where it is the connector's to choose."""
+    """Returns the name of the layout that keeps a head's tokens in a block side by side, or None if the connector
+    cannot choose it."""
     model = vllm_config.model_config
     if vllm_config.device_config.device_type == "cpu" or model is None or getattr(model, "use_mla", False):
         return None
@@ -213,12 +218,13 @@ def heads_together(vllm_config: Any) -> str | None:
 
 
 def window(spec: Any) -> int:
-    """How many tokens of a sliding window the engine keeps."""
+    """Returns the number of tokens of a sliding window that the engine keeps."""
     return int(spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
 
 
 def loaded_adapters(vllm_config: Any) -> LoadedAdapters | None:
-    """What the worker loads of LoRA adapters. Call from ``register_kv_caches``: the model runner is a caller."""
+    """Returns the worker's manager of LoRA adapters. Call it from ``register_kv_caches``, which the model runner
+    calls."""
     frame = sys._getframe(1) if vllm_config.lora_config is not None else None
     while frame is not None:
         manager = getattr(frame.f_locals.get("self"), "lora_manager", None)
@@ -243,7 +249,7 @@ def holds_blocks(pool: Any) -> bool:
 
 
 def host_attention_isa(vllm_config: Any) -> str:
-    """The instruction set of vLLM's CPU attention: it decides how a page is laid out."""
+    """Returns the instruction set of vLLM's CPU attention, which decides the layout of a page."""
     try:
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
     except ImportError:
@@ -253,7 +259,7 @@ def host_attention_isa(vllm_config: Any) -> str:
 
 
 def ranks() -> tuple[int, int]:
-    """This worker's (pipeline stage, rank in the stage)."""
+    """Returns this worker's (pipeline stage, rank in the stage)."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
     return get_pp_group().rank_in_group, get_tp_group().rank_in_group
@@ -277,41 +283,41 @@ def decodes_in_a_graph(vllm_config: Any) -> bool:
 
 
 def kinds(kv_cache_config: Any) -> Sequence[str]:
-    """The name of each group's attention in events, such as full_attention."""
+    """Returns the name of each group's attention in events, such as full_attention."""
     from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
     return [get_kv_cache_spec_kind(g.kv_cache_spec).value for g in kv_cache_config.kv_cache_groups]
 
 
 def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
-    """How many tokens one of a request's block hashes covers."""
+    """Returns the number of tokens that one block hash covers."""
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
     return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
 
 
 class Clearings:
-    """Notices that the engine has emptied its prefix cache, and so tells routers to forget the engine.
+    """Detects that the engine has emptied its prefix cache, and so publishes that routers should forget the engine.
 
-    Connectors do not see ``reset_prefix_cache`` unless it empties theirs as well. From then on the block pool has
-    another table of its cached blocks."""
+    Connectors do not see ``reset_prefix_cache`` unless it empties their cache as well. After it the block pool has
+    another table of cached blocks, which is how it is detected."""
 
     def __init__(self) -> None:
         self._pool: Any = None
         self._table: Any = None
 
     def watch(self, block_pool: Any) -> None:
-        """Call from ``bind_gpu_block_pool``."""
+        """Begins to watch the pool. Call it from ``bind_gpu_block_pool``."""
         self._pool = block_pool
         self.happened()
 
     @property
     def noticed(self) -> bool:
-        """Whether they are, in this version."""
+        """Whether clearings can be detected in this version."""
         return self._table is not None
 
     def happened(self) -> bool:
-        """Since the last call."""
+        """Whether the cache was emptied since the last call."""
         last, self._table = self._table, getattr(self._pool, "cached_block_hash_to_block", None)
         return last is not self._table
 
@@ -339,8 +345,8 @@ def describes_events() -> bool:
 
 
 def reset_past_holds(block_pool: Any, let_go: Callable[[], AbstractContextManager[None]]) -> None:
-    """Lets the engine empty its prefix cache while blocks are held for the host. It refuses to while a block has a reference, and
-    its callers give up or raise; a host that is stopped could have the references for any time."""
+    """Lets the engine empty its prefix cache while blocks are held for the host. The engine refuses while a block
+    has a reference, and its callers fail; a stopped host could keep the references for any time."""
     plain = block_pool.reset_prefix_cache
 
     @functools.wraps(plain)
@@ -352,8 +358,8 @@ def reset_past_holds(block_pool: Any, let_go: Callable[[], AbstractContextManage
 
 
 def event_extra_keys(request: Any, first: int, end: int, block_tokens: int) -> list[tuple[Any, ...] | None] | None:
-    """What the engine's hashes of these blocks cover besides tokens, as its own events name it. None if that is
-    nothing."""
+    """Returns the inputs other than tokens of the engine's hashes of these blocks, in the form of its own events.
+    None if there are none."""
     from vllm.v1.core import kv_cache_utils
 
     keys: list[tuple[Any, ...] | None] = []
@@ -368,8 +374,8 @@ def event_extra_keys(request: Any, first: int, end: int, block_tokens: int) -> l
 
 
 def engine_config() -> tuple[Any, Any]:
-    """vLLM's configuration and that of its KV cache. Call where vLLM makes a tier of its offloading: it hands over neither,
-    and has both in a caller. None where it has not."""
+    """Returns vLLM's configuration and that of its KV cache, or None. Call it where vLLM makes a tier of its
+    offloading, which gets neither; a caller has both."""
     frame = sys._getframe(1)
     while frame is not None:
         config, cache = (frame.f_locals.get(name) for name in ("vllm_config", "kv_cache_config"))
@@ -380,12 +386,13 @@ def engine_config() -> tuple[Any, Any]:
 
 
 def mend_offloading() -> None:
-    """Mends faults of vLLM 0.26's offloading, whatever its tiers are, that end the engine or keep what was not computed."""
+    """Corrects faults of vLLM 0.26's offloading, with any tiers, that end the engine or store blocks that were not
+    computed."""
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import RequestOffloadState
         from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
     except ImportError:
-        return  # a later one has them elsewhere
+        return  # later versions have them in another place
     plain = getattr(RequestOffloadState, "storable_chunks", None)
     old = not hasattr(RequestOffloadState, "finished_signaled") and _takes(plain, "self", "group_config", "num_offloadable_tokens")
     if old and not hasattr(plain, "__wrapped__"):
@@ -394,8 +401,8 @@ def mend_offloading() -> None:
 
 
 def _keep_ended_requests(manager: Any) -> None:
-    """0.26 forgets a request at its end, and ends the engine with a KeyError when the CPU tier has room only then for the
-    request's last chunks. In 0.32 the request ends after them."""
+    """vLLM 0.26 forgets a request at its end, and ends the engine with a KeyError if the CPU tier has room for the
+    request's last chunks only afterwards. In 0.32 the request ends after its chunks."""
     plain = manager.prepare_store
 
     @functools.wraps(plain)
@@ -413,8 +420,9 @@ def _keep_ended_requests(manager: Any) -> None:
 
 
 def _store_what_was_computed(state: Any) -> None:
-    """0.26 stores all of a request that has ended. Where its client has gone, some of it was not computed: the engine ends
-    with an AssertionError as there are no blocks, or keeps what was in them. The last token of others has no KV either."""
+    """vLLM 0.26 stores all tokens of a request that has ended. If its client has gone, some were not computed: the
+    engine ends with an AssertionError without blocks, or stores the blocks' old content. In other requests the
+    last token has no KV."""
     plain = state.storable_chunks
 
     @functools.wraps(plain)
@@ -430,7 +438,7 @@ def _store_what_was_computed(state: Any) -> None:
 
 
 def rows(job: Any) -> list[int] | None:
-    """The rows of the CPU tier that a tier's job reads or fills, None where it is not known."""
+    """Returns the rows of the CPU tier that a tier's job reads or fills; None if they are not known."""
     ids = getattr(job, "chunk_ids", None)
     if ids is None:
         ids = getattr(job, "block_ids", None)  # 0.26
@@ -445,14 +453,14 @@ def rows(job: Any) -> list[int] | None:
 
 
 def positions(req_context: Any) -> Mapping[Any, int]:
-    """The tokens up to each chunk's end, by its key, as far as vLLM tells it."""
-    known = getattr(req_context, "_offload_key_positions", None)  # 0.26 tells nothing
+    """Returns the number of tokens up to each chunk's end, by key, as far as vLLM has it."""
+    known = getattr(req_context, "_offload_key_positions", None)  # 0.26 does not have it
     return known if isinstance(known, dict) else {}
 
 
 def set_aside(offloading_spec: Any, load: Any) -> bool:
-    """Gives the rows of a tier's load keys that are no request's: requests find their chunks missing and go on, and vLLM has no
-    other use for the rows until the load is answered, as failed. Returns whether this vLLM lets it."""
+    """Gives the rows of a tier's load keys of no request. Requests then find their chunks missing and go on, and
+    vLLM does not use the rows until the load is answered as failed. Returns whether this vLLM allows it."""
     policy: Any = getattr(getattr(getattr(offloading_spec, "_manager", None), "primary_tier", None), "_policy", None)
     why, keys, placed = "", load.keys, []
     chunks: dict[bytes, Any] = {}
@@ -473,7 +481,7 @@ def set_aside(offloading_spec: Any, load: Any) -> bool:
     _not_known("cache policy of the CPU tier", "requests wait for a load that the host does not end", why)
     with suppress(Exception):
         load.keys = keys
-    for key, chunk in chunks.items():  # each chunk has a key all the time
+    for key, chunk in chunks.items():  # each chunk has a key at every moment
         with suppress(Exception):
             if policy.get(key) is None:
                 insert(key, chunk)
@@ -484,15 +492,15 @@ def set_aside(offloading_spec: Any, load: Any) -> bool:
 
 
 def _insertion(policy: Any, load: Any) -> Callable[[Any, Any], None]:
-    """What gives a chunk a key. From 0.33 on vLLM ranks chunks by their requests."""
+    """Returns the function that gives a chunk a key. From 0.33 on vLLM ranks chunks by their requests."""
     *_, last = inspect.signature(policy.insert).parameters
     more = {last: load.req_context} if last == "req_context" else {}
     return functools.partial(policy.insert, **more)
 
 
 def leave_rows(offloading_spec: Any, rows: Callable[[], Collection[int]]) -> bool:
-    """Keeps ``rows`` of the CPU tier, those at the time, out of use when vLLM empties the tier: a load that was not answered may
-    still be written to them. Returns whether this vLLM lets it."""
+    """When vLLM empties the CPU tier, keeps the rows out of use that ``rows`` returns then, since an unanswered load
+    may still write to them. Returns whether this vLLM allows it."""
     tier = getattr(getattr(offloading_spec, "_manager", None), "primary_tier", None)
     total, taken = _row_counts(tier)
     if not total:
@@ -514,12 +522,13 @@ def leave_rows(offloading_spec: Any, rows: Callable[[], Collection[int]]) -> boo
 
 
 def give_back_rows(offloading_spec: Any, rows: Iterable[int]) -> None:
-    """Rows that :func:`leave_rows` has kept may be used."""
+    """Lets vLLM use rows again that :func:`leave_rows` has kept."""
     offloading_spec._manager.primary_tier._free_list.extend(rows)
 
 
 def _row_counts(tier: Any) -> tuple[int, str]:
-    """How many rows a CPU tier has, and the attribute that counts those that were ever taken; 0 where they are not known."""
+    """Returns the number of rows of a CPU tier, and the name of the attribute that counts the rows ever taken; 0 if
+    they are not known."""
     if isinstance(getattr(tier, "_free_list", None), list):
         for total, taken in (("_num_chunks", "_num_allocated_chunks"), ("_num_blocks", "_num_allocated_blocks")):  # 0.26
             if hasattr(tier, total) and hasattr(tier, taken):
@@ -528,9 +537,9 @@ def _row_counts(tier: Any) -> tuple[int, str]:
 
 
 def row_tensors(kv_cache_config: Any, groups: Sequence[int]) -> list[tuple[int, dict[str, int]]] | None:
-    """The tensors of vLLM's offloading in their order in a row: the bytes of a block, and how many of them each layer uses.
-    Layers of several groups share a tensor. None where it is not known: layers lie side by side in a block, or a group's
-    layers differ, of which the scheduler sees one."""
+    """Returns the tensors of vLLM's offloading in their order in a row: the bytes of a block, and the bytes that
+    each layer uses. Layers of several groups share a tensor. None if they are not known: layers lie side by side
+    in a block, or the layers of a group differ, of which the scheduler sees only one."""
     specs: dict[str, Any] = {}
     for at in groups:
         group = kv_cache_config.kv_cache_groups[at]
@@ -552,7 +561,7 @@ def row_tensors(kv_cache_config: Any, groups: Sequence[int]) -> list[tuple[int, 
 
 
 def _places(kv_cache_config: Any, specs: dict[str, Any]) -> list[tuple[str, Any]] | None:
-    """Layers in the order of their tensors, and what is the same for layers that share one."""
+    """Returns the layers in the order of their tensors, and an id that layers of one tensor share."""
     if all(hasattr(t, "shared_by") for t in kv_cache_config.kv_cache_tensors):  # 0.26
         if any(t.block_stride for t in kv_cache_config.kv_cache_tensors):
             return None
@@ -570,7 +579,7 @@ def _places(kv_cache_config: Any, specs: dict[str, Any]) -> list[tuple[str, Any]
 
 
 def _unpadded(spec: Any) -> int:
-    """The bytes of a page that are used, and copied."""
+    """Returns the used bytes of a page, which are copied."""
     if hasattr(spec, "unpadded_page_size_bytes"):
         return int(spec.unpadded_page_size_bytes)
     if getattr(spec, "page_size_padded", None) is None:
@@ -579,8 +588,8 @@ def _unpadded(spec: Any) -> int:
 
 
 def block_hashes(cache_config: Any) -> tuple[str, int, bool]:
-    """The algorithm of vLLM's block hashes, the bytes of each, and whether another process computes the same ones. What the
-    chain of hashes begins with is in all of them."""
+    """Returns the algorithm of vLLM's block hashes, the bytes of each, and whether another process computes the same
+    ones. All hashes of a chain depend on its first value."""
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
 

@@ -1,4 +1,4 @@
-"""Where a block's pages are in a layer's tensor, from its shape and strides alone."""
+"""The places of a block's pages in a layer's tensor, from its shape and strides alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_PARTS = 256
 
 @dataclass(frozen=True)
 class Pages:
-    """One run of bytes per block: block b's is at ``offset + b * stride`` from the tensor's first byte."""
+    """One run of bytes per block: that of block b is at ``offset + b * stride`` from the tensor's first byte."""
 
     offset: int
     stride: int
@@ -55,10 +55,10 @@ def pages_of(
 
 @dataclass(frozen=True)
 class Cells:
-    """What one KV head has of a block: its tokens' bytes, in ``parts`` runs of ``size`` for each token. Token t of block b is at
+    """One KV head's bytes of a block: ``parts`` runs of ``size`` bytes for each token. Token t of block b is at
     ``offset + b * stride + t * step`` from the tensor's first byte."""
 
-    offsets: tuple[int, ...]  # by part, as the tensor's other dimensions order them: K before V
+    offsets: tuple[int, ...]  # by part, in the order of the tensor's other dimensions: K before V
     stride: int
     step: int
     size: int
@@ -68,13 +68,13 @@ def cells_of(
     shape: Sequence[int], strides: Sequence[int], itemsize: int, blocks: int, block_bytes: int, heads: int, tokens: int,
     heads_first: bool,
 ) -> list[Cells]:
-    """The tokens of each head in a layer's tensor, whatever the order of tokens and heads in memory. ``heads_first`` says that heads
-    come before tokens in the shape, where their numbers do not tell."""
+    """Returns the cells of each head in a layer's tensor, for any order of tokens and heads in memory.
+    ``heads_first`` says that heads come before tokens in the shape; it decides if their numbers are equal."""
     what = f"shape {tuple(shape)}, strides {tuple(strides)}"
     dim = block_dimension(shape, itemsize, blocks, block_bytes)
     if dim is None:
         raise Refused(f"no dimension counts {blocks} blocks of {block_bytes} bytes: {what}")
-    pages_of(shape, strides, 1, blocks, block_bytes // itemsize)  # no elements share memory
+    pages_of(shape, strides, 1, blocks, block_bytes // itemsize)  # checks that no elements share memory
     rows = shape[dim] // blocks
     rest = [i for i in range(len(shape)) if i != dim]
     head, token = _inner(shape, rest, heads, tokens // rows, heads_first)
@@ -99,7 +99,8 @@ def cells_of(
 def _inner(
     shape: Sequence[int], rest: Sequence[int], heads: int, tokens: int, heads_first: bool
 ) -> tuple[int | None, int | None]:
-    """The dimensions of heads and tokens: they are the last but one, and heads are none where there is one head without them."""
+    """Returns the dimensions of heads and tokens, which precede the last one. The dimension of heads is None if one
+    head has none."""
     inner = list(rest[-3:-1])
     if len(inner) == 2:
         for first in (heads_first, not heads_first):
@@ -110,19 +111,19 @@ def _inner(
 
 
 def block_dimension(shape: Sequence[int], itemsize: int, blocks: int, block_bytes: int) -> int | None:
-    """Which dimension of a tensor counts blocks, None if none does."""
+    """Returns the dimension of a tensor that counts blocks, or None."""
     total = itemsize
     for n in shape:
         total *= n
     if total != blocks * block_bytes:
         return None
-    # vLLM puts blocks first, or second behind K and V. When several dimensions could count them, the first one does.
+    # vLLM puts blocks first, or second after K and V. If several dimensions could count blocks, the first one does.
     return next((i for i, n in enumerate(shape) if n >= blocks and n % blocks == 0), None)
 
 
 def order_inside(shape: Sequence[int], strides: Sequence[int], dim: int) -> str:
-    """How a block's elements are ordered, whatever the number of blocks: the other dimensions, outermost first, each as
-    its place in the shape and its size."""
+    """Returns the order of a block's elements, independent of the number of blocks: the other dimensions, outermost
+    first, each with its place in the shape and its size."""
     inner = [(i, n, s) for i, (n, s) in enumerate(zip(shape, strides, strict=True)) if i != dim]
     return " ".join(f"{i}:{n}" for i, n, _ in sorted(inner, key=lambda d: (-d[2], d[0])))
 

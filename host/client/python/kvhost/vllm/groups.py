@@ -1,4 +1,4 @@
-"""KV cache groups: what a hit needs of each, and which blocks of a request it may store."""
+"""KV cache groups: the chunks of each that a hit needs, and the blocks of a request that may be stored."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from kvhost.session import NOT_WANTED
 
-#: vLLM's block 0 stands for "no block": what a sliding window has left behind.
+#: vLLM's block 0 means "no block", as for tokens that a sliding window has passed.
 NULL_BLOCK = 0
 
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """One KV cache group. ``window`` is 0 when every token attends to all before it."""
+    """One KV cache group. ``window`` is 0 if every token attends to all earlier ones."""
 
     id: int
     block_tokens: int
@@ -27,11 +27,12 @@ class GroupPlan:
         return self.chunk_tokens // self.block_tokens
 
     def skipped(self, computed: int) -> int:
-        """How many leading tokens nothing attends to any more once ``computed`` tokens are."""
+        """Returns the number of leading tokens that no later token attends to after ``computed`` tokens."""
         return max(0, computed - self.window + 1) if self.window else 0
 
     def needed(self, chunks: int, first: int = 0) -> range:
-        """The chunks at or after ``first`` that must be loaded for the engine to go on behind ``chunks`` chunks."""
+        """Returns the chunks at or after ``first`` that must be loaded for the engine to continue after ``chunks``
+        chunks."""
         return range(max(first, self.skipped(chunks * self.chunk_tokens) // self.chunk_tokens), chunks)
 
     def storable(self, chunk: int, computed: int) -> bool:
@@ -42,7 +43,8 @@ class GroupPlan:
         return list(table[chunk * self.blocks : (chunk + 1) * self.blocks])
 
     def wanted_blocks(self, table: Sequence[int], chunk: int, computed: int, end: int) -> list[int]:
-        """A chunk's blocks for a load of the tokens from ``computed`` to ``end``, without those behind the window."""
+        """Returns a chunk's blocks for a load of the tokens from ``computed`` to ``end``, without those that the
+        window has passed."""
         first, last = computed // self.block_tokens, -(-end // self.block_tokens)
         blocks = self.chunk_blocks(table, chunk)
         blocks += [NULL_BLOCK] * (self.blocks - len(blocks))
@@ -53,13 +55,14 @@ class GroupPlan:
 
 
 def chunk_size(tokens: int, block_tokens: Sequence[int]) -> int:
-    """The smallest multiple of all groups' blocks that is at least ``tokens``."""
+    """Returns the smallest multiple of all groups' blocks that is at least ``tokens``."""
     unit = math.lcm(*block_tokens)
     return -(-tokens // unit) * unit
 
 
 def longest_hit(groups: Sequence[GroupPlan], chunks: int, has: Callable[[int, int], bool]) -> int:
-    """How many leading chunks the engine can be given: ``has(position in groups, chunk)`` tells what is there."""
+    """Returns the number of leading chunks that the engine can load. ``has(position in groups, chunk)`` tells
+    whether a chunk is there."""
     n = chunks
     for at, g in enumerate(groups):
         if not g.window:

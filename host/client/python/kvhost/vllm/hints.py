@@ -1,4 +1,4 @@
-"""What is known of a request besides its tokens: what its client wants of the cache, and what policies learn at its end."""
+"""Hints of a request: the wishes of its client for the cache, and the information for policies at its end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from kvhost.session import EndReason, Hints
 
 log = logging.getLogger("vllm.kvhost")
 
-_VERSION = "1"  # of the actions of kv_hints
+_VERSION = "1"  # version of the actions of kv_hints
 
-# vLLM's RequestStatus by name. It cannot tell a tool call from another stop: a client may say so (see of_request).
+# vLLM's RequestStatus by name. It does not distinguish a tool call from another stop; a client may do that (see
+# of_request).
 _REASONS = {
     "FINISHED_STOPPED": EndReason.STOP,
     "FINISHED_LENGTH_CAPPED": EndReason.LENGTH,
@@ -21,9 +22,9 @@ _REASONS = {
 }
 
 
-#: Seconds that a client may look ahead.
+#: The most seconds that a client may look ahead.
 LONGEST = 3600.0
-#: What may happen after a request's end (see keeper.py).
+#: The wishes for the time after a request's end (see keeper.py).
 KEPT = ("pin_seconds", "prefetch_seconds", "drop_seconds")
 
 
@@ -35,33 +36,33 @@ def _bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-#: What a client may say, and which values each has.
+#: The names of a client's hints, with the allowed values.
 _VALID = {"load": _bool, "store": _bool, "tool_call": _bool, **dict.fromkeys(("return_seconds", *KEPT), _seconds)}
 
 
-@functools.lru_cache(maxsize=16)  # says it once, and remembers few of what clients make up
+@functools.lru_cache(maxsize=16)  # logs each once; bounded, since clients choose the names
 def _not_known(version: str) -> None:
     log.warning("kvhost: kv_hints: actions kvhost of version %r are ignored: known is %r", version, _VERSION)
 
 
 #: Versions of the actions that vLLM's and SGLang's proposals name. Each is ``kv.pin`` or the like.
 _VERB_VERSIONS = ("1.0", "1")
-_RETAINED = 300.0  # seconds, where a hint to retain says nothing
+_RETAINED = 300.0  # seconds of a hint to retain without a value
 
 
 @dataclasses.dataclass(frozen=True)
 class _Verb:
-    """An orchestrator's action as what a client could have said."""
+    """An orchestrator's action, in terms of a client's hints."""
 
-    name: str  # as the action's type is spelled
+    name: str  # spelling of the action's type
     says: dict[str, Any] = dataclasses.field(default_factory=dict)
-    stores: bool = False  # it wants no more than that the request is stored
-    clipped: str = ""  # what is not done of it
+    stores: bool = False  # the action only needs the request to be stored
+    clipped: str = ""  # the part of the action that is ignored; "" if none is
     rejected: str = ""
 
 
 def _verb(action: Any) -> _Verb | None:
-    """None for the actions of others."""
+    """Returns the verb of an action, or None for unknown actions."""
     name, payload = str(action.action_type), action.payload if isinstance(action.payload, dict) else {}
     verb = name.lower().removeprefix("kv.")
     if verb not in ("share", "prefetch", "demote", "pin", "retain"):
@@ -94,8 +95,8 @@ def _verbs(request: Any) -> list[_Verb]:
 
 
 def _named(request: Any) -> dict[str, Any]:
-    """What the client says in ``kv_transfer_params``, and an orchestrator in the actions ``kvhost`` of vLLM's ``kv_hints`` (from
-    0.32 on), whose payloads are the same. The client's word stands."""
+    """Returns the hints of the client in ``kv_transfer_params``, and of an orchestrator in the actions ``kvhost`` of
+    vLLM's ``kv_hints`` (from 0.32 on), which have the same payloads. The client's hints take precedence."""
     said: dict[str, Any] = {}
     for action in _actions(request):
         if action.action_type != "kvhost":
@@ -107,11 +108,11 @@ def _named(request: Any) -> dict[str, Any]:
     client = (request.kv_transfer_params or {}).get("kvhost")
     if not isinstance(client, dict):
         return said
-    return said | client if said else client  # not copied for each chunk: the client has made it as large as it likes
+    return said | client if said else client  # not copied for each chunk, since the client chooses its size
 
 
 def _said(request: Any) -> dict[str, Any]:
-    """All of it, by name. An orchestrator's verbs say what is named nowhere else."""
+    """Returns all hints by name. An orchestrator's verbs add hints that are not named elsewhere."""
     said: dict[str, Any] = {}
     for v in _verbs(request):
         said |= v.says
@@ -119,14 +120,14 @@ def _said(request: Any) -> dict[str, Any]:
 
 
 def wished(request: Any) -> dict[str, float]:
-    """What a request's client wants to happen after its end: seconds from then, by name."""
+    """Returns the client's wishes for the time after a request's end: seconds from its end, by name."""
     said = _said(request)
     return {name: float(said[name]) for name in KEPT if _seconds(said.get(name))}
 
 
 def answer(request: Any, rejected: dict[str, str], clipped: dict[str, str], unstored: str = "") -> dict[str, Any] | None:
-    """What became of each thing that a client or an orchestrator has said, by its name; None where nothing was said.
-    ``unstored`` is why nothing of the request is stored, if that is so."""
+    """Returns the result of each hint of a client or an orchestrator, by name; None without hints. ``unstored`` is
+    the reason for which the request is not stored; "" if it is stored."""
 
     def told(name: str, value: Any) -> str:
         if not (valid := _VALID.get(name)):
@@ -147,15 +148,16 @@ def answer(request: Any, rejected: dict[str, str], clipped: dict[str, str], unst
 
 
 def forbids(request: Any, act: str) -> bool:
-    """Whether a request's client forbids to "load" KV for it, as one that measures prefill does, or to "store" its KV, as
-    one whose prompt is secret, or never comes again: ``kv_transfer_params: {"kvhost": {"store": false}}``."""
+    """Whether a request's client forbids to "load" KV for it, for example to measure prefill, or to "store" its KV,
+    for example because the prompt is secret or never returns: ``kv_transfer_params: {"kvhost": {"store":
+    false}}``."""
     return _said(request).get(act) is False
 
 
 def of_client(request: Any, reason: EndReason | None = None) -> Hints:
-    """What a request's client has said, ``kv_transfer_params: {"kvhost": {"tool_call": true, "return_seconds": 30}}``: its
-    stop is a tool call, and the conversation is expected to go on after so long. ``reason`` is the engine's, None where it
-    does not tell why a request has ended."""
+    """Returns a request's end reason and return time with the client's hints, ``kv_transfer_params: {"kvhost":
+    {"tool_call": true, "return_seconds": 30}}``: the stop is a tool call, and the conversation is expected to
+    continue after 30 s. ``reason`` is the engine's; None if it gives none."""
     said = _said(request)
     if reason in (None, EndReason.STOP) and said.get("tool_call") is True:
         reason = EndReason.TOOL_CALL
@@ -164,7 +166,7 @@ def of_client(request: Any, reason: EndReason | None = None) -> Hints:
 
 
 def of_request(request: Any) -> Hints:
-    """A request's hints: the engine's, and its client's."""
+    """Returns a request's hints: the engine's and its client's."""
     told = of_client(request, _REASONS.get(str(request.status), EndReason.UNSPECIFIED))
     return dataclasses.replace(
         told,

@@ -1,5 +1,5 @@
-"""What of an engine's settings decides the bytes of its KV, besides tokens and the shape of the cache. ``host/docs/engines.md`` has
-the list, and where each is."""
+"""The settings of an engine that decide the bytes of its KV, besides tokens and the shape of the cache.
+``host/docs/engines.md`` lists them with their places."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvhost.vllm.settings import Settings
 
 log = logging.getLogger("vllm.kvhost")
 
-# Names of settings in vLLM's configuration, where other values than the ones here that mean "as the model says" give other KV.
+# Names of settings in vLLM's configuration that change KV, with the value that means "as in the model".
 _MODEL = (
     "quantization_config", "override_attention_dtype", "model_class_overrides", "model_impl", "code_revision",
     "disable_sliding_window",
@@ -32,11 +32,11 @@ _ATTENTION = (
 )
 _LORA = ("target_modules", "enable_tower_connector_lora", "enable_moe_shared_loras", "enable_mixed_moe_lora_format")
 _PLAIN = ("", "auto", "None", "False", "{}", "[]")
-_LONG_ROPE = ("longrope", "su")  # its factors depend on how long a context the engine allows
+_LONG_ROPE = ("longrope", "su")  # its factors depend on the engine's longest context
 
 
 def facts(vllm_config: Any, settings: Settings) -> dict[str, str]:
-    """For the namespace, all but the weights. What the operator adds is apart from what is here."""
+    """Returns the facts for the namespace, except the weights. Additions of the operator are separate."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     if getattr(cache, "calculate_kv_scales", False):
         raise Refused("calculate_kv_scales: each engine takes the scales of its KV from the first prompt that it computes, so no "
@@ -78,7 +78,7 @@ def _default(of: Any, name: str) -> Any:
 
 
 def _ropes(config: Any) -> Iterator[str]:
-    """The kinds of rotary embeddings, wherever in a configuration they are."""
+    """Returns the kinds of rotary embeddings at any place in a configuration."""
     if isinstance(config, Mapping):
         for name, value in config.items():
             if name in ("rope_type", "type") and isinstance(value, str):
@@ -87,14 +87,14 @@ def _ropes(config: Any) -> Iterator[str]:
 
 
 def adapters(lora_config: Any) -> str:
-    """How the engine applies LoRA adapters, whatever is in them."""
+    """Returns the settings by which the engine applies any LoRA adapter."""
     chosen = _chosen(lora_config, _LORA)
     return json.dumps([str(lora_config.lora_dtype), chosen], sort_keys=True, default=str)
 
 
 def weighed(space: Namespace, vllm_config: Any) -> Namespace:
-    """A namespace with what the model's weights are, and those of its draft model, which has KV, too. It reads some of them, or all:
-    not for the engine's thread."""
+    """Returns a namespace with the identity of the model's weights, and of those of its draft model, which has KV,
+    too. It reads some or all of the files, so it must not run on the engine's thread."""
     model, load = vllm_config.model_config, vllm_config.load_config
     extra = {"weights": weights(model, load)}
     draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
@@ -105,10 +105,11 @@ def weighed(space: Namespace, vllm_config: Any) -> Namespace:
 
 
 class Named:
-    """A namespace with what the weights are. They are read at the first call, on a link's thread: the engine starts meanwhile."""
+    """A namespace with the identity of the weights, which are read at the first call, on a link's thread, while the
+    engine starts."""
 
     def __init__(self, space: Namespace, vllm_config: Any, told: Callable[[Namespace], None], refuse: Callable[[str], None]) -> None:
-        """Either ``told`` or ``refuse`` is called, once."""
+        """Exactly one of ``told`` and ``refuse`` is called, once."""
         self._space, self._config, self._told, self._refuse = space, vllm_config, told, refuse
         self._named: Namespace | None = None
 
@@ -124,7 +125,7 @@ class Named:
 
 
 def hf_config(model: Any) -> Any:
-    """The model's own configuration: rotary scaling and the like change its KV, versions and paths do not."""
+    """Returns the model's own configuration without versions and paths, which do not change its KV."""
     config = dict(model.hf_config.to_dict())
     for name in ("transformers_version", "_name_or_path"):
         config.pop(name, None)
@@ -132,7 +133,7 @@ def hf_config(model: Any) -> Any:
 
 
 def weights(model: Any, load: Any) -> str:
-    """What the weights are, whatever the model's path says."""
+    """Returns the identity of the weights, independent of the model's path."""
     if load.load_format == "dummy":
         return "dummy"
     try:

@@ -1,4 +1,4 @@
-"""What clients ask of the cache for the time after their requests: chunks that stay, come nearer, or go."""
+"""Clients' wishes for the time after their requests: chunks to keep, to prefetch or to discard."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from kvhost.session import DiscardResult, Session
 from kvhost.vllm.groups import GroupPlan
 from kvhost.vllm.lookups import RequestLookup
 
-MOST = 256  # requests at a time
+MOST = 256  # most requests at a time
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # they double: a request's last chunks are published a little after its end
-_DISCARDS = 6  # at most: a chunk that is in use, or not stored yet, is discarded later
+_DISCARDS = 6  # most attempts, since a chunk that is in use or not stored yet is discarded later
 _ANSWER_SECONDS = 1.0
-_AT_ONCE = 64  # discards in one message: lookups wait behind it while files are removed
+_AT_ONCE = 64  # discards in one message, since lookups wait for it while files are removed
 
 
 def common(a: Sequence[bytes], b: Sequence[bytes]) -> int:
-    """How many leading chunks two requests have in common: a key stands for all that is before it, too."""
+    """Returns the number of leading chunks that two requests share. A key covers all chunks before it."""
     return bisect.bisect_left(range(min(len(a), len(b))), True, key=lambda i: a[i] != b[i])
 
 
 class Sessions(Protocol):
-    """Where the sessions are (see link.py)."""
+    """The source of sessions (see link.py)."""
 
     def sessions(self) -> list[Session]: ...
 
@@ -36,12 +36,12 @@ class Sessions(Protocol):
 @dataclass
 class _Kept:
     keys: Sequence[bytes]
-    pins: int  # how many leading chunks are kept
-    alone: int  # how many of them no request had pinned before
-    until: float  # their leases are renewed
-    near: float  # when its chunks are to come to the nearest level; inf: not
-    own: int  # the first chunk that no other request has had
-    drop: float  # when its own are to be discarded; inf: not
+    pins: int  # number of leading chunks that are pinned
+    alone: int  # number of those that no earlier request had pinned
+    until: float  # time until which their leases are renewed
+    near: float  # time of the prefetch to the nearest level; inf: none
+    own: int  # index of the first chunk that no other request has had
+    drop: float  # time of the discard of its own chunks; inf: none
     due: float
     pause: float = _FIRST_PAUSE
     prefetches: bool = False
@@ -51,26 +51,26 @@ class _Kept:
 
     @property
     def left(self) -> list[bytes]:
-        """What is still to be discarded."""
+        """Returns the chunks that are still to be discarded."""
         return [k for k in self.keys[self.own :] if k not in self.gone]
 
 
 class Keeper:
-    """Renews leases, as the host's are short, and sends prefetches and discards when they are due. An idle engine makes no
-    steps, so a thread of its own does it, from the first wish on."""
+    """Renews leases, since the host's are short, and sends prefetches and discards when they are due. It has a
+    thread of its own from the first wish on, since an idle engine makes no steps."""
 
     def __init__(
         self, link: Sessions, groups: Sequence[GroupPlan], readers: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._link, self._groups, self._readers, self._clock = link, groups, readers, clock
         self._wake = threading.Condition()
-        self._kept: dict[bytes, _Kept] = {}  # by the last key
+        self._kept: dict[bytes, _Kept] = {}  # by the last key of the request
         self._closed = False
         self._thread: threading.Thread | None = None
 
     @property
     def levels(self) -> int:
-        """Of the host's roots; 0 while no host is there."""
+        """Returns the number of levels of the host's roots; 0 without a host."""
         return min((s.levels for s in self._link.sessions()), default=0)
 
     @property
@@ -79,14 +79,14 @@ class Keeper:
 
     @property
     def drops(self) -> bool:
-        """Whether there is anything to drop."""
+        """Whether there are chunks to discard."""
         if not self._kept:
             return False
         with self._wake:
             return any(k.drop < math.inf for k in self._kept.values())
 
     def _room(self, keys: Sequence[bytes], now: float) -> tuple[int, int]:
-        """How many leading chunks may be pinned, and how many of them are."""
+        """Returns the number of leading chunks that may be pinned, and the number of those that are."""
         sessions = self._link.sessions()
         if not sessions:
             return 0, 0
@@ -96,8 +96,9 @@ class Keeper:
         return min(shared + max(0, room), *(s.limits.keys_per_lookup or len(keys) for s in sessions), len(keys)), shared
 
     def keep(self, keys: Sequence[bytes], own: int, pin: float, near: float, drop: float) -> int:
-        """For so many seconds, or after them; ``near`` and ``drop`` are inf where that is not wished. Chunks before ``own`` are
-        not dropped. Returns how many leading chunks are pinned: with all others they may have a share of the host."""
+        """Carries out the wishes for a request. For ``pin`` seconds its chunks are pinned; after ``near`` and ``drop``
+        seconds they are prefetched and discarded, inf: never. Chunks before ``own`` are not discarded. Returns
+        the number of leading chunks that are pinned: all pins together may have a share of the host."""
         now = self._clock()
         if own >= len(keys):
             drop = math.inf
@@ -107,7 +108,7 @@ class Keeper:
             if due == math.inf:
                 return 0
             kept = _Kept(keys, pins, max(0, pins - shared), now + (pin if pins else 0), now + near, own, now + drop, due)
-            if (before := self._kept.get(keys[-1])) is not None:  # perhaps another client's: its pin and its prefetch stand
+            if (before := self._kept.get(keys[-1])) is not None:  # perhaps another client's, whose pin and prefetch remain
                 kept.until, kept.near = max(kept.until, before.until), min(kept.near, before.near)
                 kept.drop, kept.due = max(kept.drop, before.until), min(kept.due, before.due)
                 kept.pins, kept.alone = max(kept.pins, before.pins), kept.alone + before.alone
@@ -120,7 +121,7 @@ class Keeper:
         return pins
 
     def continued(self, keys: Sequence[bytes]) -> None:
-        """A request with these chunks has come: nothing of what it continues is dropped."""
+        """Records a request with these chunks: chunks that it continues are not discarded."""
         if self._kept:
             with self._wake:
                 for kept in self._kept.values():
@@ -138,7 +139,7 @@ class Keeper:
                     self._wake.wait(due - self._clock() if due < math.inf else None)
 
     def act(self) -> None:
-        """Does what is due."""
+        """Carries out the wishes that are due."""
         now = self._clock()
         with self._wake:
             due = [(key, k) for key, k in self._kept.items() if k.due <= now]
@@ -178,7 +179,7 @@ class Keeper:
         if sessions:
             limit = min(s.limits.keys_per_lookup or len(k.keys) for s in sessions) if k.prefetches else k.pins
             found = RequestLookup(sessions, self._groups, k.keys[:limit], 0, self._readers, prefetch=k.prefetches, pin=True)
-            if found.done(_ANSWER_SECONDS) and not found.failed:  # else what is held lasts on, and it is asked again
+            if found.done(_ANSWER_SECONDS) and not found.failed:  # otherwise the old leases last, and the next attempt follows
                 self._release(k)
                 k.lookup = found
 
@@ -199,7 +200,7 @@ class Keeper:
                         if result not in (DiscardResult.REMOVED, DiscardResult.OTHER_TENANT):
                             over.discard(key)
             k.gone |= over
-            if k.own != own:  # a request has come meanwhile that continues some of it
+            if k.own != own:  # another request continues some of these chunks
                 return
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""vLLM's KV cache events for what kvhost keeps: the host's events, in terms of the engine's block hashes and tokens.
+"""vLLM's KV cache events for the chunks in kvhost: the host's events, in terms of the engine's block hashes and tokens.
 
 The host knows chunks by the connector's keys. A router knows blocks by the engine's hashes, and by their tokens. The
 scheduler's half describes the chunks of its requests; the host's events about other keys are dropped."""
@@ -22,7 +22,7 @@ _OPTIONAL = {"group_idx", "locality"} & set(BlockStored.__struct_fields__) & set
 
 
 class _Hashes(msgspec.Struct):
-    """What a removal needs of an encoded BlockStored."""
+    """The fields of an encoded BlockStored that a removal needs."""
 
     block_hashes: list[int | bytes]
 
@@ -35,17 +35,17 @@ _decode_hashes = msgspec.msgpack.Decoder(_Hashes).decode
 class KVEvents:
     """The events of one engine core. Its methods run on the scheduler's thread, and wait for nothing.
 
-    Only groups of full attention have events: routers have no use for the others. A chunk is announced while all of
-    these groups have it, on all pipeline stages, and every chunk before it."""
+    Only groups of full attention have events, since routers do not use others. A chunk is announced while all of these
+    groups have it and every chunk before it, on all pipeline stages."""
 
-    #: Memory of the chunks that can be announced. Above that the oldest are announced as removed.
+    #: The most bytes of chunks that can be announced. Above that the oldest are announced as removed.
     MOST_BYTES = 1 << 28
-    #: Changes of the host that are taken in a step, and events that a step returns.
+    #: The most changes of the host that a step takes, and the most events that it returns.
     MOST_TAKEN, MOST_SAID = 1024, 256
-    #: Characters of a text of the client's, a picture's name or a salt, which the events of each block repeat. Routers do not
-    #: learn of requests with longer ones.
+    #: The most characters of a client's text, a picture's name or a salt, which the events of each block repeat.
+    #: Requests with longer texts have no events.
     LONGEST_TEXT = 1024
-    #: After so long without a host all that was announced is announced as removed.
+    #: Seconds without a host after which all announced chunks are announced as removed.
     GONE_SECONDS = 30.0
 
     def __init__(
@@ -69,8 +69,8 @@ class KVEvents:
         self._hash_tokens, self._medium = hash_tokens, medium
         self._alive, self._cleared, self._kinds, self._clock = alive, cleared, kinds, clock
         self._tree = ChunkTree(stages * len(self._groups), self.MOST_BYTES)
-        self._snapshots: dict[int, tuple[float, dict[bytes, int]]] = {}  # by stage: since when, and what it has so far
-        self._seen, self._away = clock(), False  # when the host was there last
+        self._snapshots: dict[int, tuple[float, dict[bytes, int]]] = {}  # by stage: time of the snapshot's begin, and its chunks so far
+        self._seen, self._away = clock(), False  # time at which the host was last there
         self._readers = [
             EventReader(
                 lambda after, stage=stage: open(stage, after),  # type: ignore[misc]
@@ -84,14 +84,14 @@ class KVEvents:
         return e.group in self._at and e.key in self._tree
 
     def _part(self, stage: int, group: int) -> int:
-        """The bit of a chunk's part in the tree."""
+        """Returns the bit of a chunk's part in the tree."""
         return 1 << (stage * len(self._at) + self._at[group])
 
     # ---- what the scheduler knows ------------------------------------------------------------------------------------
 
     def describe(self, request: Any, keys: Sequence[bytes], first: int, end: int) -> None:
-        """A request has these chunks. Call it before they are looked up or stored: the host's events about others are
-        dropped."""
+        """Describes the chunks of a request. Call it before they are looked up or stored, since the host's events
+        about other chunks are dropped."""
         texts = [request.cache_salt or "", *(f.identifier for f in request.mm_features or ())]
         if any(len(text) > self.LONGEST_TEXT for text in texts):
             return
@@ -105,13 +105,13 @@ class KVEvents:
             self._tree.add(keys[i], chunk)
 
     def found(self, keys: Sequence[bytes]) -> None:
-        """The host has these leading chunks of a request, in all groups."""
+        """Records that the host has these leading chunks of a request, in all groups."""
         now = self._clock()
         for key in keys:
             self._tree.found(key, now)
 
     def forget(self) -> None:
-        """Nothing that was announced can be found any more."""
+        """Records that no announced chunk can be found any more."""
         self._take_clearing()
         self._tree.forget()
 
@@ -146,8 +146,8 @@ class KVEvents:
     # ---- what the host says ------------------------------------------------------------------------------------------
 
     def take(self) -> list[KVCacheEvent]:
-        """Events since the last call. The engine publishes them behind its own: after an AllBlocksCleared that it has
-        made before this call."""
+        """Returns the events since the last call. The engine publishes them after its own, and so after an
+        AllBlocksCleared from before this call."""
         self._take_clearing()
         for stage, reader in enumerate(self._readers):
             for change in reader.take(self.MOST_TAKEN):
@@ -169,12 +169,13 @@ class KVEvents:
             self._snapshots.clear()
             self._tree.none()
             for reader in self._readers:
-                reader.restart()  # what the host has when it is back, a snapshot tells
+                reader.restart()  # a snapshot has the host's chunks when it is back
 
     def _apply(self, stage: int, change: Change) -> None:
         kind, e = change.kind, change.event
         if kind == Changed.RESET:
-            # The reader may have dropped those that were described since: a lookup has found them, or will.
+            # The reader may have dropped chunks that were described only since: a lookup has found them, or will find
+            # them.
             self._snapshots[stage] = (change.when, {})
         elif kind == Changed.COMPLETE:
             since, there = self._snapshots.pop(stage, (0.0, {}))

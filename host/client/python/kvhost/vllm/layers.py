@@ -14,39 +14,40 @@ from kvhost.cuda import DeviceSemaphores
 from kvhost.semaphores import Timeline
 from kvhost.session import LoadJob, Session
 
-#: Loads inside steps that a GPU worker can have at once, those included that a host has not answered.
+#: The most loads inside steps of a GPU worker at once, unanswered ones included.
 _SLOTS = 64
-_LOOK_SECONDS = 0.02  # between two looks whether the host that a layer comes from still answers
+_LOOK_SECONDS = 0.02  # seconds between two checks that the host still answers while a layer is awaited
 
 
 class Gate(Protocol):
     """The layers of one load. A position counts layers in the order in which the load delivers them."""
 
-    timeline: Timeline | None  # for the load's job
-    on_layer: Callable[[int, list[int]], None] | None  # likewise
-    missed: bool  # compute went on without a layer: the load counts as failed, however it ends
+    timeline: Timeline | None  # timeline of the load's job
+    on_layer: Callable[[int, list[int]], None] | None  # callback of the load's job
+    missed: bool  # compute went on without a layer, so the load counts as failed
 
     def over(self) -> None:
-        """The load is over. On the receiving thread."""
+        """Records the end of the load. Runs on the receiving thread."""
 
     def wait(self, position: int, stopped: Callable[[], bool]) -> None:
-        """Compute that follows waits until the layer has landed, or the load is over or given up, or the host is ``stopped``."""
+        """Makes later compute wait until the layer has landed, the load is over or abandoned, or the host is
+        ``stopped``."""
 
     def give_up(self) -> None:
-        """No compute waits any more."""
+        """Ends all waits of compute."""
 
     def close(self, job: LoadJob) -> None:
-        """The load is over, and its result was taken."""
+        """Frees the gate, after the load's result was taken."""
 
 
 class Gates(Protocol):
-    """Makes the gates of one worker. Its methods run on the engine's thread."""
+    """The maker of one worker's gates. Its methods run on the engine's thread."""
 
     def share(self, session: Session) -> None:
-        """Call for each session before its first load. On any thread."""
+        """Prepares a session. Call it for each session before its first load, on any thread."""
 
     def gate(self, layers: int) -> Gate | None:
-        """A gate for a load of so many layers; None where too many loads are not answered."""
+        """Returns a gate for a load of the given layers; None if too many loads are unanswered."""
 
 
 class HostGate:
@@ -92,7 +93,7 @@ class HostGate:
 
 class HostGates:
     def __init__(self, timeout: float) -> None:
-        """``timeout``: seconds that a gate holds the engine's thread."""
+        """``timeout`` is the most seconds that a gate blocks the engine's thread."""
         self._timeout = timeout
 
     def share(self, session: Session) -> None:
@@ -103,11 +104,12 @@ class HostGates:
 
 
 class DeviceGate:
-    """On a GPU. The stream sees the semaphores, so that the host sends no message for a layer: a receiving thread that takes
-    the interpreter's lock for each of them holds up the engine's thread, which launches the layer's kernels."""
+    """On a GPU. The stream waits for semaphores, and the host sends no message for a layer: a receiving thread that
+    takes the interpreter's lock for each message would delay the engine's thread, which launches the layer's
+    kernels."""
 
     on_layer = None
-    missed = False  # the stream waits for as long as it takes, or until the load is given up
+    missed = False  # the stream waits until the layer has landed or the load is abandoned
 
     def __init__(self, gates: DeviceGates, slot: int, timeline: Timeline) -> None:
         self._gates, self._slot = gates, slot
@@ -115,7 +117,7 @@ class DeviceGate:
         self._first = timeline.done_value - timeline.layers
 
     def over(self) -> None:
-        pass  # the stream sees the semaphore
+        pass  # the stream waits for the semaphore
 
     def wait(self, position: int, stopped: Callable[[], bool]) -> None:
         self._gates.wait_on_stream(self._slot, self._first + position)
@@ -125,7 +127,7 @@ class DeviceGate:
         self.timeline.abandon()
 
     def close(self, job: LoadJob) -> None:
-        if job.answered:  # a host that died, or hangs, may yet write the semaphore: a lower value than the next load's
+        if job.answered:  # a host that died or hangs may still write a lower value than the next load's to the semaphore
             self._gates.take_back(self._slot)
 
 
@@ -134,7 +136,7 @@ class DeviceGates:
     before the kernels that were queued ahead of it are done, since they may still use its blocks."""
 
     def __init__(self, stream: Callable[[], int]) -> None:
-        """``stream`` gives the CUDA stream that computes."""
+        """``stream`` returns the CUDA stream that computes."""
         self._stream = stream
         self._semaphores = DeviceSemaphores(1 + _SLOTS)
         self._where = self._semaphores.export()
@@ -163,10 +165,10 @@ class DeviceGates:
 
 
 class StepLayers:
-    """What the attention of the step that runs waits for."""
+    """The loads that the attention of the running step waits for."""
 
     def __init__(self, gates: Gates, positions: Mapping[str, int]) -> None:
-        """``positions`` of the engine's layers in the order in which loads deliver them."""
+        """``positions`` are the positions of the engine's layers in the order of a load."""
         self._gates, self._positions = gates, positions
         self._all = set(positions.values())
         self._open: list[Gate] = []
@@ -179,25 +181,26 @@ class StepLayers:
         return self._gates.gate(len(self._all))
 
     def add(self, gate: Gate) -> None:
-        """The load has begun: the step waits for it."""
+        """Adds a load that has begun: the step waits for it."""
         self._open.append(gate)
 
     def wait(self, layer: str, stopped: Callable[[], bool]) -> None:
-        """Call before a layer's attention. ``stopped`` says whether the host's process is."""
+        """Waits for a layer. Call it before the layer's attention. ``stopped`` tells whether the host's process is
+        stopped."""
         if self._open and (position := self._positions.get(layer)) is not None:
             self._asked.add(position)
             for gate in self._open:
                 gate.wait(position, stopped)
 
     def wait_for_all(self, stopped: Callable[[], bool]) -> None:
-        """For a step that runs as one graph: no layer of it calls :meth:`wait`."""
+        """Waits for all layers, for a step that runs as one graph without calls of :meth:`wait`."""
         if self._open:
             self._asked |= self._all
             for gate in self._open:
                 gate.wait(len(self._all) - 1, stopped)
 
     def end(self) -> bool:
-        """The step is queued, or done. Whether it has waited for every layer of its loads."""
+        """Ends a step that is queued or done. Returns whether it has waited for every layer of its loads."""
         whole = not self._open or self._asked == self._all
         self._open, self._asked = [], set()
         return whole

@@ -1,4 +1,4 @@
-"""What vLLM's configuration says about the model's KV: groups, namespace, and what is refused."""
+"""The model's KV by vLLM's configuration: groups, namespace, and refusals."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kvhost.vllm.settings import Settings
 from kvhost.vllm.sizes import Sizes, in_order, sizes
 
 # Dimensions in which an engine may be parallel. The sizes of TP, PP and DCP, and each stage's layers, are in the
-# namespace. With DP and EP a rank holds what it would without.
+# namespace. DP and EP do not change the content of a rank.
 _PARALLEL = {
     "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "data_parallel_size",
 }
-# Specs by the name of their class: what is none of these, or derives from these with a meaning of its own, is refused.
+# Specs by the name of their class. Any other class, and a derived class with a meaning of its own, is refused.
 _FULL = {"FullAttentionSpec", "MLAAttentionSpec", "TQFullAttentionSpec", "SinkFullAttentionSpec"}
 _WINDOW = {"SlidingWindowSpec", "SlidingWindowMLASpec"}
 
@@ -35,7 +35,7 @@ def _layer_specs(group: Any) -> dict[str, Any]:
 
 
 def plan_groups(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> list[GroupPlan]:
-    """The cache's groups, or why they are not offloaded."""
+    """Returns the cache's groups, or the reason for which they are not offloaded."""
     parallel = vllm_config.parallel_config
     for name, size in vars(parallel).items():
         if name.endswith("_parallel_size") and name not in _PARALLEL and (size or 1) > 1:
@@ -65,7 +65,7 @@ def plan_groups(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> l
 
 
 def pool_groups(vllm_config: Any, kv_cache_config: Any) -> list[tuple[int, int]]:
-    """All groups that take blocks of the engine's pool, offloaded or not: (tokens of a block, window or 0)."""
+    """Returns all groups that use blocks of the engine's pool, offloaded or not: (tokens of a block, window or 0)."""
     found = []
     for group in kv_cache_config.kv_cache_groups:
         spec, parallel = group.kv_cache_spec, vllm_config.parallel_config
@@ -80,7 +80,7 @@ def _offloaded_specs(kv_cache_config: Any) -> list[tuple[str, Any]]:
 
 
 def layers(kv_cache_config: Any) -> list[str]:
-    """The layers that are offloaded."""
+    """Returns the layers that are offloaded."""
     return [name for name, _ in _offloaded_specs(kv_cache_config)]
 
 
@@ -91,7 +91,7 @@ def replicated(vllm_config: Any, kv_cache_config: Any) -> bool:
 
 
 def shared_sizes(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Sizes | None:
-    """What sizes share, None where each has its own."""
+    """Returns the units that sizes share; None if each size has chunks of its own."""
     if not settings.share:
         return None
     specs = [spec for _, spec in _offloaded_specs(kv_cache_config)]
@@ -99,7 +99,7 @@ def shared_sizes(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> 
 
 
 def stores(vllm_config: Any, kv_cache_config: Any, settings: Settings, rank: int) -> bool:
-    """Whether a rank of a stage stores what it holds: of those that hold the same bytes one does."""
+    """Whether a rank of a stage stores its bytes: one of the ranks with the same bytes does."""
     shared = shared_sizes(vllm_config, kv_cache_config, settings)
     return shared.stores(rank) if shared else not (replicated(vllm_config, kv_cache_config) and rank)
 
@@ -107,7 +107,7 @@ def stores(vllm_config: Any, kv_cache_config: Any, settings: Settings, rank: int
 def group_regions(
     kv_cache_config: Any, plans: Sequence[GroupPlan], tensors: Mapping[str, Any], shared: Sizes | None = None
 ) -> list[GroupRegions]:
-    """The pages of every group in the engine's tensors."""
+    """Returns the pages of every group in the engine's tensors."""
     groups = []
     for plan in plans:
         layers = []
@@ -125,14 +125,14 @@ def namespace(
     vllm_config: Any, kv_cache_config: Any, settings: Settings, regions: Sequence[GroupRegions],
     tensors: Mapping[str, Any], stage: int,
 ) -> Namespace:
-    """All that must agree for this engine's bytes to be another's, but for the weights (:func:`kvhost.vllm.identity.weighed`).
-    Each pipeline stage is a namespace of its own."""
+    """Returns everything that must agree for engines to share bytes, except the weights
+    (:func:`kvhost.vllm.identity.weighed`). Each pipeline stage has a namespace of its own."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     plans, backends = [r.plan for r in regions], _backends(vllm_config, tensors)
     shared = shared_sizes(vllm_config, kv_cache_config, settings)
     on_cpu = all(t.device.type == "cpu" for t in tensors.values())
     specs: list[Any] = [[n, type(s).__name__, s.block_size, s.page_size_bytes] for n, s in _offloaded_specs(kv_cache_config)]
-    if shared:  # what differs between sizes is left out, and so are blocks where theirs are the same bytes
+    if shared:  # fields that differ between sizes are left out, and the block size if blocks of other sizes have the same bytes
         blocks = [] if in_order(backends) and not on_cpu else [p.block_tokens for p in plans]
         specs = [[[n, type(s).__name__] for n, s in _offloaded_specs(kv_cache_config)], shared.heads, blocks]
     extra = {

@@ -1,7 +1,7 @@
-"""How much of a hit to load and how much to compute, from measured rates of both.
+"""The choice of how much of a hit to load and how much to compute, from measured rates of both.
 
-README.md states the rule. How long a token takes to compute is kept beyond the engine's life, for the same model and
-settings. How long a load takes the host measures anew."""
+README.md states the rule. The time to compute a token is kept beyond the engine's life, for the same model and
+settings. The host measures the time of loads anew."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Clock = Callable[[], float]
 class Rate:
     """A moving average of seconds per unit."""
 
-    WEIGHT = 0.3  # of a new measurement
+    WEIGHT = 0.3  # weight of a new measurement
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # per unit; 0 until measured
+        self.seconds = 0.0  # seconds per unit; 0 until measured
 
     def add(self, units: float, seconds: float) -> None:
         if units <= 0 or seconds <= 0:
@@ -34,7 +34,7 @@ class Rate:
 
 
 class Least:
-    """The least of some values, none of them older than two spans of time when the last one was added."""
+    """The least of some values. None was older than two spans of time when the last one was added."""
 
     SPAN = 60.0
 
@@ -56,15 +56,15 @@ class Least:
 
 
 class LastLife:
-    """The seconds per token of an engine's last life, in a file next to the host's socket: another machine has others.
-    Without the file, or where none can be written, the engine begins without."""
+    """The seconds per token of an engine's last life, in a file next to the host's socket, since other machines have
+    other rates. Without a readable file the engine begins without a rate."""
 
     def __init__(self, socket: str, *engine: object) -> None:
-        """``engine`` is all that the rate follows from."""
+        """``engine`` is the text of all settings that the rate depends on."""
         self._path = f"{socket}.rate-{hashlib.sha256(repr(engine).encode()).hexdigest()[:16]}"
 
     def read(self) -> float:
-        """0 where it is not known."""
+        """Returns the rate; 0 if it is not known."""
         with contextlib.suppress(OSError, ValueError), open(self._path) as f:
             seconds = float(f.read(64))
             return seconds if 0 < seconds < 1 else 0.0
@@ -81,15 +81,15 @@ class LastLife:
 class PrefillRate:
     """Bounds of the seconds that the engine takes to compute one token of a long prompt.
 
-    Long prompts are computed in full steps, and a step of ``full`` tokens or more tells the rate. A shorter step takes
-    nearly as long as a full one. So its seconds per token are an upper bound, and all its seconds are less than a full
-    step's, which gives a lower bound."""
+    Long prompts are computed in full steps, and a step of ``full`` tokens or more shows the rate. A shorter step takes
+    nearly as long as a full one. So its seconds per token are an upper bound. Its total time is less than that of a
+    full step, which gives a lower bound."""
 
-    #: A rate that was measured longer ago than this is only good for bounds.
+    #: Seconds after which a measured rate only serves as a bound.
     FRESH_SECONDS = 300.0
-    #: Fewer full steps may all have been slow ones: the first steps after a start compile kernels.
+    #: The least number of full steps: fewer may all be slow, since the first steps after a start compile kernels.
     ENOUGH = 3
-    KEEP_SECONDS = 60.0  # between writes for the next life
+    KEEP_SECONDS = 60.0  # seconds between writes for the next life
 
     def __init__(self, full: int, clock: Clock = time.monotonic, last: LastLife | None = None) -> None:
         self.full = full
@@ -117,7 +117,7 @@ class PrefillRate:
             self._last.write(statistics.median(self._measured))
 
     def bounds(self) -> tuple[float, float]:
-        """The least and the most that it may be. They are equal when it was measured lately."""
+        """Returns the lower and the upper bound of the rate. They are equal if it was measured recently."""
         low, high = self._step.value / self.full, self._short.value
         if len(self._measured) < self.ENOUGH:
             if self._recalled:
@@ -132,7 +132,7 @@ class PrefillRate:
 
 @dataclass(frozen=True)
 class Part:
-    """A leading part of a hit: its tokens, and how long the host expects its load to take. 0 if it does not know."""
+    """A leading part of a hit: its tokens, and the host's estimate of its load in seconds; 0: unknown."""
 
     tokens: int
     seconds: float
@@ -141,30 +141,30 @@ class Part:
 class LoadOrCompute:
     """Chooses the leading part of a hit that saves most time."""
 
-    FULL_TOKENS = 1024  # a step with so many tokens keeps a GPU busy
+    FULL_TOKENS = 1024  # tokens of a step that keeps a GPU busy
     RETRY_SECONDS = 30.0
     TRIAL_SECONDS = 5.0
 
     def __init__(
         self, step_tokens: int, chunk_tokens: int, clock: Clock = time.monotonic, last: LastLife | None = None
     ) -> None:
-        """``step_tokens`` is the most that the engine computes in a step."""
+        """``step_tokens`` is the most tokens that the engine computes in a step."""
         self._clock = clock
         self._chunk = chunk_tokens
         self.compute = PrefillRate(min(self.FULL_TOKENS, step_tokens), clock, last)
-        self.load = Rate()  # per token
-        self._retried = clock()  # when a load that seemed too slow was tried last
+        self.load = Rate()  # seconds per token of loads
+        self._retried = clock()  # time of the last trial of a load that seemed too slow
         self._began = False  # whether a chunk was left to be computed before any step was seen
-        self._trial = -math.inf  # when a full step was left to be computed last
+        self._trial = -math.inf  # time at which a full step was last left to be computed
 
     def choose(self, parts: Sequence[Part]) -> int:
-        """How many tokens of a hit to load. ``parts`` ascend, and the last one is the whole hit."""
+        """Returns the number of tokens of a hit to load. ``parts`` ascend, and the last one is the whole hit."""
         now, whole = self._clock(), parts[-1].tokens
         if not parts[-1].seconds:
             parts = [Part(whole, self.load.seconds * whole)]
         n = self._measured_choice(parts, now) if parts[-1].seconds else whole
         if n < whole and now - self._retried >= self.RETRY_SECONDS and now - self._trial >= self.TRIAL_SECONDS:
-            self._retried = now  # whatever was loaded since: it may have come from another root
+            self._retried = now  # regardless of other loads since, which may have come from another root
             n = max(n, min(whole, self._chunks(self.compute.full)))  # loads may have become faster
         return n
 
@@ -174,7 +174,7 @@ class LoadOrCompute:
         least, most = _best(parts, low), _best(parts, high)
         if least == most:
             return least
-        # The hit's end is left to be computed, and that measures the rate: a chunk to begin with, then a full step.
+        # The hit's end is left to be computed to measure the rate: first a chunk, then a full step.
         if not low:
             left = 0 if self._began or whole < 4 * self._chunk else self._chunk
             self._began = True
@@ -189,12 +189,13 @@ class LoadOrCompute:
         return -(-tokens // self._chunk) * self._chunk
 
 
-#: What would be loaded in nearly the time that computing takes is computed: neither rate is known better.
+#: A part whose load takes nearly as long as computing it is computed, since neither rate is known exactly.
 TIE = 1.05
 
 
 def _best(parts: Sequence[Part], each: float) -> int:
-    """The tokens of the part that saves most when a token takes so long to compute; 0 if none saves any."""
+    """Returns the tokens of the part that saves most time, given the seconds to compute a token; 0 if no part saves
+    time."""
     if each == math.inf:
         return parts[-1].tokens
     best = max(parts, key=lambda p: p.tokens * each - p.seconds)

@@ -19,15 +19,15 @@ class GroupRegions:
     def __init__(
         self, plan: GroupPlan, layers: Sequence[tuple[str, Any, int]], blocks: int, sizes: Sizes | None = None
     ) -> None:
-        """``layers`` are (name, tensor, bytes of a block), ``blocks`` is how many blocks the cache has. With ``sizes`` a page is a
-        token of one head, and the planes are those of a unit."""
+        """``layers`` are (name, tensor, bytes of a block), and ``blocks`` is the number of blocks of the cache. With
+        ``sizes`` a page is a token of one head, and the planes are those of a unit."""
         self.plan = plan
         self._sizes = sizes
-        self._heads: list[list[list[PagesAt]]] = []  # by layer and unit, where sizes share
+        self._heads: list[list[list[PagesAt]]] = []  # by layer and unit, if sizes share
         self.planes: list[Plane] = []
         self.pages: list[PagesAt] = []
-        self.layout: list[str] = []  # of each layer's block, in words
-        self.positions: dict[str, int] = {}  # of the layers, in the order in which a load delivers them
+        self.layout: list[str] = []  # description of each layer's block
+        self.positions: dict[str, int] = {}  # positions of the layers in the order of a load
         seen: dict[tuple[int, tuple[int, ...]], int] = {}
         for at, (name, tensor, block_bytes) in enumerate(layers):
             self.positions[name] = seen.setdefault((tensor.data_ptr(), tuple(tensor.stride())), len(seen))
@@ -53,7 +53,7 @@ class GroupRegions:
             self.pages = [p for unit in range(sizes.rank_units) for layer in self._heads for p in layer[unit]]
 
     def _add_heads(self, at: int, name: str, tensor: Any, blocks: int, block_bytes: int, sizes: Sizes) -> None:
-        """A layer whose planes are those of one unit."""
+        """Adds a layer with the planes of one unit."""
         tokens = self.plan.block_tokens
         try:
             heads = cells_of(
@@ -80,6 +80,6 @@ class GroupRegions:
 
     @property
     def chunk_bytes(self) -> int:
-        """Of a rank."""
+        """Returns the bytes of a rank's chunk."""
         units = self._sizes.rank_units if self._sizes is not None else 1
         return units * self._chunk_pages * sum(p.page_bytes for p in self.planes)

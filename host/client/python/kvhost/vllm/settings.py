@@ -17,36 +17,36 @@ from kvhost.own import OwnHost, check_settings
 
 @dataclass(frozen=True)
 class Settings:
-    socket: str = ""  # empty: $KVHOST_SOCKET, then /run/kvhost/kvhost.sock
+    socket: str = ""  # socket of a running host; empty: $KVHOST_SOCKET, then /run/kvhost/kvhost.sock
     root: str = ""  # "DIR=SIZE" of a host that the engine starts for itself (see kvhost.own), instead of a socket
-    memory: str = ""  # of that host: all that it has, or before its root
+    memory: str = ""  # memory of that host, alone or before its root
     chunk_tokens: int = 256  # rounded up to a multiple of every group's block
-    load_when: str = "faster"  # than computing (see rates.py), or "always"
-    load_in: str = "auto"  # "step": inside the one that computes behind the hit; "beside": the steps go on; or by request
+    load_when: str = "faster"  # load only if that is faster than computing (see rates.py), or "always"
+    load_in: str = "auto"  # "step": inside the step that computes behind the hit; "beside": between steps; "auto": by request
     step_delay: float = 0.01  # seconds that loads may add to a step in which other requests run ("auto")
     step_timeout: float = 2.0  # seconds until a load inside a step is cancelled
-    pin_seconds: float = 300.0  # that a client may have its chunks kept; 0: no pins
-    prefetch: bool = True  # with several levels: hits come nearer while their request waits for blocks
-    store: str = "all"  # "prompt": not what the engine generates; "none"
-    share: str = ""  # "sizes": what is stored is for engines of other tensor-parallel sizes, too
+    pin_seconds: float = 300.0  # longest pin of a client's chunks in seconds; 0: no pins
+    prefetch: bool = True  # with several levels: copy hits to the nearest level while their request waits for blocks
+    store: str = "all"  # "prompt": no generated tokens; "none": no stores
+    share: str = ""  # "sizes": share chunks with engines of other tensor-parallel sizes
     tenant: int = 0
-    model: str = ""  # instead of vLLM's model name: two paths of one model
+    model: str = ""  # name in place of vLLM's, for two paths of one model
     revision: str = ""
-    extra: Mapping[str, str] = field(default_factory=dict)  # more that must agree, into the namespace
+    extra: Mapping[str, str] = field(default_factory=dict)  # further texts of the namespace, which must agree
     events_medium: str = "DISK"  # the tier that KV cache events name
     lookup_wait: float = 0.002  # seconds that the scheduler waits for a lookup before it serves others
     lookup_timeout: float = 1.0  # seconds until a lookup counts as a miss
     load_timeout: float = 60.0  # seconds until a load is cancelled
     read_timeout: float = 10.0  # seconds until a store that the host has not read is cancelled
-    shutdown_wait: float = 3.0  # seconds that an ending engine waits for the host to write what it was given
-    unread_blocks: float = 0.25  # of the cache that may be held for the host to read it; other chunks wait for that
+    shutdown_wait: float = 3.0  # seconds that an ending engine waits for the host to write stores
+    unread_blocks: float = 0.25  # share of the cache that stores may hold until the host has read it; other chunks wait
 
     @staticmethod
     def parse(
         extra: Mapping[str, Any], where: str = "kv_connector_extra_config", only: Collection[str] = (), also: Collection[str] = ()
     ) -> Settings:
-        """``where`` they stand, and the names that are taken there: all, or ``only`` these, and ``also`` those that are no
-        settings of the connector."""
+        """Reads settings. ``where`` is their place, for errors. Allowed are all names, or ``only`` these, and
+        ``also`` names that are no settings of the connector."""
         known = {f.name: f for f in dataclasses.fields(Settings) if not only or f.name in only}
         for name in extra:
             if name not in known:
@@ -75,12 +75,12 @@ class Settings:
 
     @functools.cached_property
     def own(self) -> OwnHost | None:
-        """The host that the engine starts for itself, if it does."""
+        """Returns the host that the engine starts for itself; None if it starts none."""
         return OwnHost(self.root, self.memory, logging.getLogger("vllm.kvhost")) if self.root or self.memory else None
 
     @property
     def path(self) -> str:
-        """The path of the host's socket."""
+        """Returns the path of the host's socket."""
         return self.own.socket if self.own else self.socket
 
 
@@ -92,7 +92,7 @@ def _texts(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(t, str) for kv in value.items() for t in kv)
 
 
-#: By a field's type: the values that are allowed, in words and as a predicate.
+#: The allowed values, in words and as a predicate, by a field's type.
 _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "str": ("a text", lambda v: isinstance(v, str)),
     "bool": ("true or false", lambda v: isinstance(v, bool)),

@@ -1,4 +1,4 @@
-"""Which engines of other tensor-parallel sizes share what this one stores, and what of it a rank has."""
+"""The units of chunks that engines of several tensor-parallel sizes share, and the units of a rank."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 from kvhost.errors import Refused
 from kvhost.vllm import compat
 
-#: Units at most, and so the largest size in which each rank has bytes of its own. A power of two: sizes are.
+#: The most units of a chunk, and so the largest size in which each rank has bytes of its own. It is a power of two, as
+#: sizes are.
 MOST_UNITS = 16
 
-#: Backends with a token's bytes in a head side by side, in the order of the tokens, so that blocks of other sizes are the same bytes.
+#: Backends with the bytes of a head's tokens side by side, in order, so that blocks of other sizes have the same bytes.
 _IN_ORDER = {
     "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TRITON_MLA", "FLASHMLA", "FLASH_ATTN_MLA", "FLASHINFER_MLA",
     "CUTLASS_MLA",
@@ -22,11 +23,11 @@ _IN_ORDER = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """How a model's KV heads are divided into units, the least that a rank of any size loads."""
+    """The division of a model's KV heads into units, the least part that a rank of any size loads."""
 
-    heads: int  # of the model; 1 for the latents of MLA
-    ranks: int  # of this engine
-    heads_first: bool  # in the shape of a layer's tensor, where numbers do not tell
+    heads: int  # heads of the model; 1 for the latents of MLA
+    ranks: int  # ranks of this engine
+    heads_first: bool  # heads come before tokens in the shape of a layer's tensor
 
     @property
     def units(self) -> int:
@@ -42,7 +43,7 @@ class Sizes:
 
     @property
     def sharing(self) -> list[int]:
-        """The sizes that find what this engine stores, of those that are powers of two."""
+        """Returns the sizes, powers of two, that find this engine's chunks."""
         return [n for n in (1, 2, 4, 8, 16, 32, 64) if self._fits(n)]
 
     def _fits(self, ranks: int) -> bool:
@@ -54,12 +55,12 @@ class Sizes:
                           "ranks")
 
     def stores(self, rank: int) -> bool:
-        """Whether a rank is the first of those that have its unit."""
+        """Whether a rank is the first of the ranks with its unit."""
         return rank % max(1, self.ranks // self.units) == 0
 
 
 def sizes(vllm_config: Any, specs: Iterable[Any], replicated: bool) -> Sizes:
-    """``replicated`` says that all ranks hold the same bytes."""
+    """Returns the division. ``replicated`` says that all ranks hold the same bytes."""
     parallel = vllm_config.parallel_config
     if parallel.decode_context_parallel_size > 1:
         raise Refused('share is "sizes", and decode context parallelism spreads the tokens of a block over ranks')
@@ -75,5 +76,5 @@ def sizes(vllm_config: Any, specs: Iterable[Any], replicated: bool) -> Sizes:
 
 
 def in_order(backends: Iterable[str]) -> bool:
-    """Whether blocks of other sizes are the same bytes."""
+    """Whether blocks of other sizes have the same bytes."""
     return set(backends) <= _IN_ORDER

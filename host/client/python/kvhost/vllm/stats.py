@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-#: What is counted, and what it means.
+#: The counters, with their descriptions.
 COUNTERS = {
     "lookups": "Prompts looked up in kvhost",
     "lookups_timed_out": "Lookups that kvhost did not answer in time",
@@ -22,7 +22,7 @@ COUNTERS = {
 }
 
 
-#: The phases of a load, one after the other, of which there are histograms in seconds. A load inside a step has no last one.
+#: The successive phases of a load, each with a histogram in seconds. A load inside a step has no last phase.
 PHASES = {
     "lookup": "Until kvhost answered the lookup of a hit that was loaded",
     "wait": "From the answer until the engine had blocks for the hit and ordered its load",
@@ -58,7 +58,8 @@ _made: dict[tuple[type, str], Any] = {}
 
 
 def _series(kind: type, name: str, **options: Any) -> Any:
-    """A process has one series of a name: a second connector joins the first one's, which then count both."""
+    """Returns the series of a name. A process has one for each name: a second connector uses the first one's, which
+    then count both."""
     try:
         _made[kind, name] = kind(name=name, **options)
     except ValueError:

@@ -1,6 +1,6 @@
-"""KvhostTier: a tier of vLLM's own offloading whose chunks are in kvhost.
+"""KvhostTier: a tier of vLLM's own offloading with its chunks in kvhost.
 
-vLLM copies KV between the GPU and its CPU tier, which is shared memory that the host maps as it is. One session in the
+vLLM copies KV between the GPU and its CPU tier, which is shared memory that the host maps. One session in the
 scheduler's process serves all ranks of the engine."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SETTINGS = (
 )
 _OWN = ("enable_kv_events", "locality")
 
-#: What is counted as ``vllm:kvhost_tier_<name>``, and what it means.
+#: The counters ``vllm:kvhost_tier_<name>``, with their descriptions.
 COUNTERS = {
     "lookups": "Chunks looked up in kvhost",
     "lookups_timed_out": "Chunks of lookups that kvhost did not answer in time",
@@ -84,19 +84,19 @@ class KvhostTier(SecondaryTierManager):
             log.warning("kvhost: the tier publishes no events: the engine does not, which --kv-events-config changes")
         self._origin = Origin()
         self._events: TierEvents | None = None
-        self._offered: dict[int, list[Any]] = {}  # by job, the keys of stores whose answers routers learn
+        self._offered: dict[int, list[Any]] = {}  # by job: keys of stores whose answers are published to routers
         self._link: Link | None = None
         self._memory: SharedMemory | None = None
         self._fd = -1
-        self._loads: dict[int, Any] = {}  # vLLM's jobs
+        self._loads: dict[int, Any] = {}  # vLLM's jobs of loads
         self._unread: set[str] = set()  # requests that forbid to load
-        self._tokens: dict[int, int] = {}  # of a chunk, by group
+        self._tokens: dict[int, int] = {}  # tokens of a chunk, by group
         self._key_bytes = 0
         try:
             self._start(offloading_spec, primary_kv_view)
         except Refused as e:
             self._refuse(str(e))
-        except Exception:  # compat knows of no such vLLM
+        except Exception:  # compat does not know this vLLM
             log.exception("kvhost: NOT OFFLOADING: this vLLM's offloading is not that of 0.26 to 0.33. The engine runs without "
                           "this tier")
         if publishes:
@@ -198,7 +198,8 @@ class KvhostTier(SecondaryTierManager):
         self._jobs.load(job_metadata.job_id, job_metadata.req_context.req_id, self._slots(job_metadata, links=False))
 
     def _slots(self, job: Any, *, links: bool) -> list[Slot]:
-        """``links``: with each chunk's place in the prompt, as far as vLLM tells it."""
+        """Returns the slots of a job; with ``links`` they have each chunk's place in the prompt, as far as vLLM has
+        it."""
         rows, positions = compat.rows(job), compat.positions(job.req_context)
         if rows is None:
             return [Slot(bytes(key), -1) for key in job.keys]
@@ -239,7 +240,8 @@ class KvhostTier(SecondaryTierManager):
         return self._jobs.pending
 
     def drain_jobs(self) -> None:
-        """vLLM empties its caches, for sleep or for other weights, and only this tells the tier."""
+        """Ends all jobs. vLLM calls this, and nothing else of the tier, when it empties its caches for sleep or
+        other weights."""
         self._jobs.drain(leave=compat.leave_rows(self._offloading_spec, lambda: self._jobs.left))
         self._jobs.new_generation()
         self._offered.clear()

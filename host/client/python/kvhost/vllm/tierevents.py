@@ -1,4 +1,4 @@
-"""What routers are told of the tier's chunks: that the host has them, and when it has them no more."""
+"""Events for routers about the tier's chunks: stored in the host, and removed from it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _Chunk = tuple[int, bytes]  # group, and the host's key
 
 
 class TierEvents:
-    """Follows the host's events about the chunks that this engine has stored. Its methods run on the scheduler's thread, and
-    wait for nothing."""
+    """Follows the host's events about the chunks that this engine has stored. Its methods run on the scheduler's
+    thread and do not block."""
 
-    MOST_TAKEN = 1024  # changes of the host, by a step
-    GONE_SECONDS = 30.0  # after so long without a host all that was announced is announced as removed
+    MOST_TAKEN = 1024  # most changes of the host in a step
+    GONE_SECONDS = 30.0  # seconds without a host after which all announced chunks are announced as removed
 
     def __init__(
         self,
@@ -24,10 +24,10 @@ class TierEvents:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._alive, self._clock, self._seen = alive, clock, clock()
-        self._known: dict[_Chunk, bytes] = {}  # vLLM's keys of what was offered to the host
-        self._said: dict[_Chunk, float] = {}  # what is announced, and since when
+        self._known: dict[_Chunk, bytes] = {}  # vLLM's keys of the chunks that were offered to the host
+        self._said: dict[_Chunk, float] = {}  # announced chunks, with the time
         self._gone: set[_Chunk] = set()  # evicted before the answer to its store was seen
-        self._there: tuple[float, set[_Chunk]] | None = None  # a snapshot of the host: since when, and what it has so far
+        self._there: tuple[float, set[_Chunk]] | None = None  # a snapshot of the host: time of its begin, and its chunks so far
         self._changes: list[tuple[bytes, bool]] = []  # vLLM's key, and whether it was removed
         self._reader = EventReader(open, limit=1 << 14, wanted=self._wanted, name="-tier")
 
@@ -36,11 +36,11 @@ class TierEvents:
         return (e.group, e.key) in self._known
 
     def offered(self, group: int, host_key: bytes, key: bytes) -> None:
-        """A chunk is about to be stored."""
+        """Records a chunk that is about to be stored."""
         self._known[group, host_key] = key
 
     def answered(self, group: int, host_key: bytes, there: bool) -> None:
-        """A chunk's store is over, and the host has it then or not."""
+        """Records the end of a chunk's store, and whether the host has the chunk."""
         chunk = group, host_key
         if chunk in self._said or chunk not in self._known:
             return
@@ -51,7 +51,7 @@ class TierEvents:
             del self._known[chunk]
 
     def take(self) -> list[tuple[bytes, bool]]:
-        """The changes since the last call: vLLM's keys, and whether they are there no more."""
+        """Returns the changes since the last call: vLLM's keys, and whether they were removed."""
         for change in self._reader.take(self.MOST_TAKEN):
             if change.kind == Changed.RESET:
                 self._there = change.when, set()
@@ -70,7 +70,7 @@ class TierEvents:
 
     def _apply(self, chunk: _Chunk, stored: bool) -> None:
         if chunk not in self._known:
-            return  # removed since the reader has queued it
+            return  # the chunk was forgotten after the reader had queued the change
         if stored:
             self._gone.discard(chunk)
             self._say(chunk)
@@ -92,7 +92,8 @@ class TierEvents:
             self._changes.append((self._known.pop(chunk), True))
 
     def forget(self) -> None:
-        """The engine's cache was emptied for other weights, which routers learn from the engine itself."""
+        """Forgets all chunks, when the engine's cache was emptied for other weights. Routers learn that from the
+        engine itself."""
         self._known, self._said, self._gone, self._changes = {}, {}, set(), []
 
     def close(self) -> None:

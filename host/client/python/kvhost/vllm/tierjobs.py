@@ -1,6 +1,6 @@
-"""What the tier in vLLM's offloading does with a session: lookups, loads and stores that never wait.
+"""The session of the tier in vLLM's offloading: lookups, loads and stores that never wait.
 
-All of it runs on the scheduler's thread, once a step or oftener. A call sends messages and looks at answers that came;
+Everything runs on the scheduler's thread, at least once a step. A call sends messages and processes received answers;
 the session's own threads do the rest."""
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ log = logging.getLogger("vllm.kvhost")
 _T = TypeVar("_T")
 
 _MOST_NUMBERS = (1 << 32) - 1
-_DRAIN_SECONDS = 5.0  # then what is left is cancelled
-_DRAIN_PAUSE = 0.01  # between looks at what was answered
+_DRAIN_SECONDS = 5.0  # seconds after which the remaining jobs are cancelled
+_DRAIN_PAUSE = 0.01  # seconds between two checks for answers
 _CANCEL_AGAIN = 5.0
 
 
 class Sessions(Protocol):
-    """Where the session is (see link.py)."""
+    """The source of the session (see link.py)."""
 
     def sessions(self) -> list[Session]: ...
 
@@ -48,12 +48,12 @@ class Times:
 
 @dataclass(frozen=True)
 class Slot:
-    """A chunk and the row of the CPU tier that has its bytes, or gets them."""
+    """A chunk, and the row of the CPU tier with its bytes, or for them."""
 
     key: bytes  # vLLM's: block hash and group
-    row: int  # -1: it is not known
-    depth: int = -1  # chunks of its group before it in the prompt; -1: one more than before the last one
-    parent: bytes = b""  # the key of the chunk before it, where that was not stored last
+    row: int  # -1: unknown
+    depth: int = -1  # chunks of its group before it in the prompt; -1: one more than the last stored chunk has
+    parent: bytes = b""  # the key of the chunk before it; empty: the last stored chunk
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Done:
 
     id: int
     good: list[bytes]  # keys that were loaded, or are resident now
-    bad: list[bytes]  # not those of a store that a policy refused
+    bad: list[bytes]  # failed keys, without those that a policy refused to store
     seconds: float
     bytes: int
 
@@ -80,7 +80,7 @@ class _Batch:
         self._used = False
 
     def over(self, seconds: float) -> bool:
-        """Whether it was answered, or will not be: no answer within so many seconds is a miss of all."""
+        """Whether it was answered, or the time is up, which counts as a miss of all keys."""
         if self._over:
             return True
         if self.pending.done():
@@ -102,7 +102,7 @@ class _Batch:
 
     @property
     def leased(self) -> bool:
-        """Whether a load may be sent under its lease."""
+        """Whether its lease lasts long enough for a load."""
         usable = self._found is not None and self._found.lease and not self._used and not self.session.ended.is_set()
         return bool(usable) and time.monotonic() - self._answered < self.session.lease_seconds / 2
 
@@ -123,24 +123,24 @@ class _Batch:
 @dataclass
 class _Request:
     number: int
-    wanted: dict[bytes, None] = field(default_factory=dict)  # asked for since the last flush
+    wanted: dict[bytes, None] = field(default_factory=dict)  # keys asked for since the last flush
     batches: dict[bytes, _Batch] = field(default_factory=dict)
     missing: set[bytes] = field(default_factory=set)
-    last: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # by group: depth and key that were stored last
-    session: Session | None = None  # that knows its number
-    unsent: int = 0  # parts of jobs
+    last: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # by group: depth and key of the last stored chunk
+    session: Session | None = None  # the session that knows the request's number
+    unsent: int = 0  # number of unsent parts of jobs
     ended: Hints | None = None
 
 
 class _Part:
-    """Some chunks of a job that are one message: sent at once, or once a lookup has found them."""
+    """Some chunks of a job in one message, which is sent at once or after a lookup has found them."""
 
     def __init__(self, job: _Job, slots: Sequence[Slot]) -> None:
         self.job, self.slots = job, slots
-        self.batch: _Batch | None = None  # of a load
-        self.asked = False  # the batch is the part's own
+        self.batch: _Batch | None = None  # the lookup of a load; None for a store
+        self.asked = False  # the batch was looked up for this part alone
         self.running: LoadJob | StoreJob | None = None
-        self.since = time.monotonic()  # it was sent, or waits to be
+        self.since = time.monotonic()  # time at which it was sent, or began to wait
         self.cancelled = 0.0
 
     @property
@@ -155,8 +155,8 @@ class _Job:
     loads: bool
     began: float
     keys: Sequence[bytes]
-    left: int = 0  # parts
-    given_up: bool = False  # a load that the host did not end: no request waits for it
+    left: int = 0  # number of parts that are not over
+    given_up: bool = False  # an abandoned load: no request waits for it
     good: list[bytes] = field(default_factory=list)
     bad: list[bytes] = field(default_factory=list)
     bytes: int = 0
@@ -169,22 +169,22 @@ class TierJobs:
         self, link: Sessions, groups: Collection[int], key_bytes: int, times: Times = Times(),
         set_aside: Callable[[int], bool] = lambda job: False, give_back: Callable[[Collection[int]], None] = lambda rows: None,
     ) -> None:
-        """``key_bytes`` is the length of the block hashes. ``set_aside`` lets requests go on without a load whose slots nothing
-        else uses until it is answered; it returns whether it could. ``give_back`` takes rows that :meth:`drain` has left to
-        the host, once it is done with them."""
+        """``key_bytes`` is the length of the block hashes. ``set_aside`` lets requests go on without a load, and
+        keeps its slots unused until it is answered; it returns whether that is possible. ``give_back`` gets the
+        rows that :meth:`drain` has left to the host when the host is done with them."""
         self._set_aside, self._give_back, self._pulse = set_aside, give_back, Pulse(times.lookup, lambda: time.monotonic())
-        self._stopped = False  # the host's process is: it is asked for nothing, and given nothing
-        self._last: PendingLookup | None = None  # that was sent
-        self._left: list[_Part] = []  # loads that are answered here, and not by the host
+        self._stopped = False  # the host's process is stopped, and gets no messages
+        self._last: PendingLookup | None = None  # the lookup that was sent last
+        self._left: list[_Part] = []  # loads that vLLM has an answer for, and the host has not ended
         self._link, self._groups, self._times = link, frozenset(groups), times
         self._length = key_bytes + 4
         self._numbers = itertools.count()
         self._requests: dict[str, _Request] = {}
-        self._asking: list[_Request] = []  # those with keys to look up
-        self._waiting: deque[_Part] = deque()  # parts that are to be sent, loads first
+        self._asking: list[_Request] = []  # requests with keys to look up
+        self._waiting: deque[_Part] = deque()  # parts to send, loads first
         self._running: list[_Part] = []
         self._done: list[Done] = []
-        self._unanswered = 0  # jobs
+        self._unanswered = 0  # number of unanswered jobs
         self._generation = b""
         self._woken = threading.Event()
         self.counts: dict[str, int] = {}
@@ -195,12 +195,13 @@ class TierJobs:
 
     @property
     def pending(self) -> bool:
-        """Whether there is anything to wait for. A load that was given up may last as long as its host is stopped."""
+        """Whether there are jobs to wait for. Abandoned loads do not count, since they may last as long as the host
+        is stopped."""
         return self._unanswered > 0 or bool(self._done)
 
     @property
     def left(self) -> set[int]:
-        """The rows that the host may still write, though the load is answered."""
+        """Returns the rows of answered loads that the host may still write to."""
         return {s.row for part in self._left for s in part.slots}
 
     def _session(self) -> Session | None:
@@ -220,7 +221,7 @@ class TierJobs:
         return slot.row >= 0 and self._known(slot.key)
 
     def host_key(self, key: bytes) -> bytes:
-        """The host's key of a chunk. It has the number of the group, too."""
+        """Returns the host's key of a chunk, which includes the number of the group."""
         hash = key[:-4]
         if not self._generation:
             return hash
@@ -229,7 +230,7 @@ class TierJobs:
     # ---- lookups -----------------------------------------------------------------------------------------------------
 
     def lookup(self, request: str, key: bytes) -> bool | None:
-        """Whether the host has a chunk. None: it was asked, or will be by :meth:`flush`."""
+        """Whether the host has a chunk. None: the answer has not come, or :meth:`flush` will ask."""
         r = self._request(request)
         if key in r.missing:
             return False
@@ -253,8 +254,8 @@ class TierJobs:
         return False
 
     def flush(self, scheduled: Iterable[str] = ()) -> None:
-        """Call at the end of a step: sends what was asked for, a message for each request and group. Requests that were
-        ``scheduled`` ask for nothing more."""
+        """Sends the step's lookups, a message for each request and group. Call it at the end of a step. Requests
+        that were ``scheduled`` look up no more keys."""
         for id in scheduled:
             if (r := self._requests.get(id)) is not None:
                 self._release(r)
@@ -282,7 +283,7 @@ class TierJobs:
         return batches
 
     def _release(self, r: _Request) -> None:
-        """Gives back the leases that no load has used."""
+        """Gives leases back that no load has used."""
         for batch in set(r.batches.values()):
             if batch.over(self._times.lookup):
                 batch.release()
@@ -307,7 +308,7 @@ class TierJobs:
         self._begun(j)
 
     def stored_last(self, request: str) -> dict[int, int]:
-        """By group: the depth of the chunk that was stored last of a request."""
+        """Returns, by group, the depth of the last stored chunk of a request."""
         return {group: depth for group, (depth, _) in self._request(request).last.items()}
 
     def _begin(self, job: int, request: str, slots: Sequence[Slot], *, loads: bool) -> _Job:
@@ -327,20 +328,20 @@ class TierJobs:
         for same in _by_group([s for s in slots if self._placed(s)], lambda s: group_of(s.key)).values():
             for some in _pieces(same, most):
                 part = _Part(j, some)
-                part.batch, batch = batch, None  # a lease is of one load: further parts are looked up again
+                part.batch, batch = batch, None  # a lease serves one load, so further parts are looked up again
                 j.left += 1
                 j.request.unsent += 1
                 self._waiting.append(part)
 
     def finished(self) -> list[Done]:
-        """The jobs that are over since the last call: each once."""
+        """Returns the jobs that have ended since the last call, each once."""
         self._advance()
         done, self._done = self._done, []
         return done
 
     @property
     def _hangs(self) -> bool:
-        """Whether no load is sent: the host's process is stopped, or has not ended one that was given up."""
+        """Whether no load may be sent: the host's process is stopped, or has not ended an abandoned load."""
         return self._stopped or bool(self._left) or any(p.job.given_up for p in self._running)
 
     def _look(self, session: Session | None) -> None:
@@ -378,7 +379,7 @@ class TierJobs:
                 self._waiting.append(part)
 
     def _send(self, part: _Part, session: Session) -> bool:
-        """Sends a part, or ends it; whether it did. One whose chunks are still being looked up waits."""
+        """Sends or ends a part, and returns whether it did. A part waits while its chunks are being looked up."""
         r = part.job.request
         try:
             if not part.job.loads:
@@ -398,8 +399,8 @@ class TierJobs:
         return True
 
     def _found(self, part: _Part) -> _Batch | None:
-        """The lookup that has leased all of a load's slots. Those that are not there, the part loses. None while it is not
-        known, and where the part has no slots left: then it is over."""
+        """Returns the lookup that has leased all of a load's slots. The part loses slots that are missing. None
+        while the answer is awaited, or if no slots are left, which ends the part."""
         batch = part.batch
         if not part.asked and (batch is None or not batch.leased):
             part.batch = batch = next(iter(self._ask(part.job.request, part.keys)), None)
@@ -436,8 +437,8 @@ class TierJobs:
         return seconds > self._times.load
 
     def _taken_back(self, part: _Part) -> bool:
-        """Takes a store back that the host does not read in time: what it reads later it does not publish. An older host has
-        the slots until it has cancelled the store."""
+        """Takes a store back that the host has not read in time. The host then does not publish it. An older host
+        has the slots until it has cancelled the store."""
         job = part.running
         if not isinstance(job, StoreJob) or job.was_read or not (self._stopped or self._late(part)) or not job.withdraw():
             return False
@@ -447,7 +448,7 @@ class TierJobs:
         return True
 
     def _hurry(self, part: _Part) -> None:
-        """Asks the host to end what takes too long. The slots are the host's until it has."""
+        """Asks the host to cancel a load that takes too long. The host has the slots until it has ended the load."""
         now = time.monotonic()
         if part.job.loads and not part.job.given_up:
             if self._stopped or now - part.since > self._times.load + _CANCEL_AGAIN:
@@ -457,7 +458,7 @@ class TierJobs:
             self._cancel(part)
 
     def _give_up(self, job: _Job) -> None:
-        """Lets requests go on without a load. Its slots are the host's until it has ended the load."""
+        """Lets requests go on without a load. The host has its slots until it has ended the load."""
         if not self._set_aside(job.id):
             return
         log.error("kvhost: the host does not answer and has not ended a load of %d chunks, which are computed; their rows of the CPU "
@@ -501,14 +502,15 @@ class TierJobs:
         self._over(part.job, bad)
 
     def _fail(self, part: _Part) -> None:
-        """Ends a part that was not sent."""
+        """Ends an unsent part as failed."""
         if not part.job.loads:
             self._count("chunks_dropped", len(part.slots))
         self._sent(part.job.request)
         self._over(part.job, part.keys)
 
     def _lose(self, job: _Job, keys: Sequence[bytes]) -> None:
-        """Keys that are not there. No request that has asked for them is promised them again: it would load them for ever."""
+        """Records missing keys. Requests that asked for them do not get them as hits again, or they would retry the
+        load for ever."""
         if job.given_up:
             return
         job.bad += keys
@@ -520,7 +522,7 @@ class TierJobs:
             r.missing.update(k for k in keys if k in r.batches)
 
     def _over(self, job: _Job, bad: Sequence[bytes]) -> None:
-        """A part of the job is over."""
+        """Records the end of a part of the job."""
         self._lose(job, bad)
         job.left -= 1
         if job.left == 0:
@@ -530,7 +532,7 @@ class TierJobs:
     # ---- ends --------------------------------------------------------------------------------------------------------
 
     def end_request(self, id: str, hints: Hints) -> None:
-        """Tells the host that a request has ended, after all that was sent for it."""
+        """Tells the host that a request has ended, after all its messages."""
         r = self._requests.pop(id, None)
         if r is None:
             return
@@ -551,9 +553,10 @@ class TierJobs:
             pass  # the session has ended, and its requests with it
 
     def drain(self, give_up: float = math.inf, *, leave: bool = False) -> None:
-        """Returns when no job is left: all are over, or were cancelled and have ended. A host that is stopped has the slots of
-        loads until it goes on: after ``give_up`` seconds, or with ``leave`` once it does not answer, they are left to it. With
-        ``leave`` all jobs have their answer then, and :attr:`left` has the rows that nothing may use yet."""
+        """Waits until no job is left: all have ended, some by cancellation. A stopped host has the slots of loads
+        until it goes on; they are left to it after ``give_up`` seconds or, with ``leave``, once it does not
+        answer. With ``leave`` all jobs then have an answer, and :attr:`left` has the rows that must not be used
+        yet."""
         began = time.monotonic()
         due, end = began + min(_DRAIN_SECONDS, give_up / 2), began + give_up
         cancelled = False
@@ -589,7 +592,7 @@ class TierJobs:
             self._cancel(part)
 
     def new_generation(self) -> None:
-        """Nothing that was stored before is found again: the model's weights may be others."""
+        """Hides all stored chunks, since the model's weights may have changed."""
         self._generation = os.urandom(32)
         self._asking.clear()
         for r in self._requests.values():
@@ -599,7 +602,7 @@ class TierJobs:
 
 
 def group_of(key: bytes) -> int:
-    """Of one of vLLM's keys."""
+    """Returns the group of one of vLLM's keys."""
     return int.from_bytes(key[-4:], "big")
 
 

@@ -1,4 +1,5 @@
-"""The rows of vLLM's CPU tier: which bytes of a row a group uses, and all that must agree for a row to be another engine's.
+"""The rows of vLLM's CPU tier: the bytes of a row that a group uses, and the namespace for sharing rows between
+engines.
 
 A row has a cell for each worker, and a cell the blocks of each of the worker's tensors, one after the other. A chunk of one
 group leaves the tensors of other groups unused, and the end of each page that is longer than the group's."""
@@ -20,14 +21,14 @@ from kvhost.vllm.settings import Settings
 
 log = logging.getLogger("vllm.kvhost")
 
-_MOST_PLANES = 4096  # of the host's
+_MOST_PLANES = 4096  # the host's limit
 
 Run = tuple[int, int]  # offset in the row, bytes
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A KV cache group: its number in vLLM's keys, and what its chunks are in a row."""
+    """A KV cache group: its number in vLLM's keys, and the bytes of its chunks in a row."""
 
     id: int
     tokens: int  # of a chunk
@@ -39,7 +40,8 @@ class RowGroup:
 
 
 def shares(config: Any, settings: Settings) -> bool:
-    """Whether engines of other sizes find what this one stores: vLLM's canonical rows have the same bytes in all of them."""
+    """Whether engines of other sizes find this engine's chunks: vLLM's canonical rows have the same bytes in all
+    sizes."""
     if not settings.share:
         return False
     if not (getattr(config, "canonical_layout", False) and config.parallel.is_parallelism_agnostic):
@@ -49,8 +51,9 @@ def shares(config: Any, settings: Settings) -> bool:
 
 
 def groups(config: Any, kv_cache_config: Any, heads: int = 0) -> list[RowGroup]:
-    """The groups of an ``OffloadingConfig``. A group has all that is used of a row where its own part is not known. Of rows that sizes
-    share ``heads`` are the model's KV heads: a head that several workers have is in a row once."""
+    """Returns the groups of an ``OffloadingConfig``. A group has all used bytes of a row if its own part is not
+    known. ``heads`` is the number of the model's KV heads for rows that sizes share: a head of several workers is
+    in a row once."""
     parallel, blocks = config.parallel, config.cache.blocks_per_chunk
     cell = config.worker_kv_bytes_per_block * blocks
     if not cell:
@@ -60,7 +63,7 @@ def groups(config: Any, kv_cache_config: Any, heads: int = 0) -> list[RowGroup]:
     tensors = compat.row_tensors(kv_cache_config, ids)
     known = (
         tensors is not None
-        and parallel.pp_size == 1  # stages differ in their layers, and only one's are here
+        and parallel.pp_size == 1  # stages differ in their layers, and only the layers of one are known here
         and not getattr(config, "canonical_layout", False)
         and sum(page for page, _ in tensors) == config.worker_kv_bytes_per_block
     )
@@ -76,7 +79,8 @@ def groups(config: Any, kv_cache_config: Any, heads: int = 0) -> list[RowGroup]:
 
 
 def _cell_runs(tensors: Sequence[tuple[int, dict[str, int]]], layers: Iterable[str], blocks: int) -> list[Run]:
-    """``tensors`` have the bytes of a block and how many of them each of its layers uses."""
+    """Returns the used runs of a cell. ``tensors`` have the bytes of a block, and the bytes that each of its layers
+    uses."""
     wanted, runs, at = set(layers), [], 0
     for page, used in tensors:
         most = max((n for layer, n in used.items() if layer in wanted), default=0)
@@ -97,8 +101,8 @@ def _merged(runs: Iterable[Run]) -> list[Run]:
 
 
 def namespace(vllm_config: Any, kv_cache_config: Any, config: Any, settings: Settings, rows: Sequence[RowGroup]) -> Namespace:
-    """All that must agree, but for the weights. The scheduler does not know which attention backend the workers have taken, so all that
-    vLLM's choice depends on is here, and vLLM's own version."""
+    """Returns everything that must agree, except the weights. The scheduler does not know the workers' attention
+    backend, so the namespace has vLLM's version and all inputs of vLLM's choice."""
     if vllm_config.lora_config is not None:
         raise Refused("vLLM's offloading knows LoRA adapters by their names alone, and would serve replaced ones; "
                       "KvhostConnector knows their content")
@@ -141,7 +145,7 @@ def namespace(vllm_config: Any, kv_cache_config: Any, config: Any, settings: Set
 
 
 def _of_all_ranks(spec: Any, model_config: Any) -> Any:
-    """A spec as an engine of one rank has it."""
+    """Returns the spec of an engine with one rank."""
     each = getattr(spec, "kv_cache_specs", None)
     if each:
         return {name: _of_all_ranks(s, model_config) for name, s in each.items()}
@@ -151,7 +155,7 @@ def _of_all_ranks(spec: Any, model_config: Any) -> Any:
 
 
 def _choices(vllm_config: Any) -> list[Any]:
-    """What vLLM's choice of an attention backend and of a page's layout depends on."""
+    """Returns the inputs of vLLM's choice of an attention backend and of a page's layout."""
     from vllm.platforms import current_platform
 
     attention = getattr(vllm_config, "attention_config", None)
