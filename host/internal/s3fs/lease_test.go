@@ -57,6 +57,7 @@ func TestLockOfAHostThatIsNotSeen(t *testing.T) {
 			if hide.both {
 				a.proc = b.proc
 			}
+			a.cfg.Term = patient
 			held, err := a.Lock(name)
 			must(t, err)
 			if _, err := b.Lock(name); !errors.Is(err, staging.ErrLocked) {

@@ -2,8 +2,8 @@ package s3fs
 
 import "github.com/minio/minio-go/v7/pkg/credentials"
 
-// profile reads the credentials of a profile's files for each request, since they may be renewed. While they cannot be read, or are half
-// written, what they held before counts.
+// profile reads the credentials of a profile's files for each request, since they may be renewed. Requests that begin while one reads share
+// what it finds. While the files cannot be read, or are half written, what they held before counts.
 type profile struct {
 	credentials.FileAWSCredentials
 	held credentials.Value

@@ -1,6 +1,7 @@
 package s3fs
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -10,8 +11,8 @@ import (
 	"testing"
 )
 
-// Requests go on while a profile's file is renewed: the one that follows a renewal is signed by the new key, none after it by the
-// withdrawn one, and none by nobody while the file is half written or away.
+// Requests go on while a profile's file is renewed: those that follow a renewal are signed by the new key, but for one that shares a reading
+// that was under way, none after it by the withdrawn one, and none by nobody while the file is half written or away.
 func TestProfileIsRenewed(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "credentials")
 	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY", "AWS_SECRET_KEY", "AWS_PROFILE"} {
@@ -61,6 +62,7 @@ func TestProfileIsRenewed(t *testing.T) {
 			}
 		})
 	}
+	before := "<first>"
 	for _, c := range []struct{ step, holds, by string }{
 		{"a", pair("first"), "<first>"}, {"b", pair("second"), "<second>"}, {"c", "[default]\naws_access_key_id = thi", "<second>"},
 		{"d", "", "<second>"}, {"e", pair("third"), "<third>"}, {"f", "no file", "<third>"}, {"g", pair("first"), "<first>"},
@@ -71,9 +73,18 @@ func TestProfileIsRenewed(t *testing.T) {
 			must(t, os.WriteFile(file+".next", []byte(c.holds), 0o600))
 			must(t, os.Rename(file+".next", file))
 		}
-		if got := signed(c.step); got != c.by {
-			t.Errorf("%s: signed by %s, want %s", c.step, got, c.by)
+		got := signed(c.step)
+		for n := 0; got == before && got != c.by; n++ { // it shares a reading of before
+			if n == 4 {
+				t.Errorf("%s: signed by %s again and again, want %s", c.step, got, c.by)
+				break
+			}
+			got = signed(fmt.Sprint(c.step, n))
 		}
+		if next := signed(c.step + " next"); got != c.by || next != c.by {
+			t.Errorf("%s: signed by %s, and then by %s, want %s", c.step, got, next, c.by)
+		}
+		before = c.by
 	}
 	close(stop)
 	load.Wait()

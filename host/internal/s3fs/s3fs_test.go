@@ -24,6 +24,9 @@ import (
 
 const top = "s3://bucket/some/prefix"
 
+// patient is the term of a lock that is to stand: a busy machine is slow.
+const patient = 4 * time.Second
+
 // open makes the file system of a server, as one host of it. Temporaries are what ends in .tmp.
 func open(t *testing.T, url string) *FS {
 	t.Helper()
@@ -263,6 +266,7 @@ func TestLock(t *testing.T) {
 	name := top + "/.kvhost/lock"
 	for _, s.Unconditional = range []bool{false, true} {
 		a, b := open(t, s.URL), open(t, s.URL)
+		a.cfg.Term = patient
 		held, err := a.Lock(name)
 		must(t, err)
 		if _, err := b.Lock(name); !errors.Is(err, staging.ErrLocked) || !strings.Contains(err.Error(), t.Name()) {
@@ -389,7 +393,7 @@ func TestServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			url := start(t)
 			f := open(t, url)
-			f.cfg.Term = 4 * time.Second // a busy machine is slow
+			f.cfg.Term = patient
 			if got := f.Try(); len(got.Failed) > 0 || !got.Conditional || len(got.Read) != len(TrialSizes) {
 				t.Errorf("a trial finds %+v, want conditional writes, speeds and no failure", got)
 			}
