@@ -295,24 +295,31 @@ func until(t *testing.T, what string, cond func() bool) {
 
 // Clients that ask and do not read hold a bounded number of connections, for a bounded time, and others get their answers.
 func TestSlowReadersAreClosed(t *testing.T) {
-	const most, clients = 8, 100
-	open := &budget.Connections{Max: most}
+	const most = 8
 	body := strings.Repeat("x", 4<<20) // more than sockets hold
-	s := serve(t, Config{
-		Connections: open, period: time.Hour, timeout: 200 * time.Millisecond,
-		Status: func() *proto.StatusResponse { return &proto.StatusResponse{Version: body} },
-	})
-	var list []net.Conn
-	for range clients {
-		c, err := net.Dial("tcp", s.Addr())
-		testenv.OK(t, err)
-		defer c.Close()
-		fmt.Fprintf(c, "GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
-		list = append(list, c)
+	crowd := func(clients int, timeout time.Duration) (s *Server, open *budget.Connections, list []net.Conn) {
+		open = &budget.Connections{Max: most}
+		s = serve(t, Config{
+			Connections: open, period: time.Hour, timeout: timeout,
+			Status: func() *proto.StatusResponse { return &proto.StatusResponse{Version: body} },
+		})
+		for range clients {
+			c, err := net.Dial("tcp", s.Addr())
+			testenv.OK(t, err)
+			t.Cleanup(func() { _ = c.Close() })
+			fmt.Fprintf(c, "GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+			list = append(list, c)
+		}
+		return s, open, list
 	}
-	until(t, "the crowd's first connections are closed", func() bool { return open.Figures().Refused >= clients-most })
+	_, open, _ := crowd(100, time.Hour) // however long it takes them to come
+	until(t, "the crowd's first connections are closed", func() bool { return open.Figures().Refused >= 100-most })
 	if n := open.Figures().Held; n > most {
 		t.Errorf("%d connections are open, want %d at most", n, most)
+	}
+	s, open, list := crowd(most, 200*time.Millisecond)
+	for _, c := range list { // an answer that has begun, or its end
+		_, _ = c.Read(make([]byte, 1))
 	}
 	until(t, "answers that are not read end", func() bool { return open.Figures().Held == 0 })
 	for i, c := range list {
