@@ -10,12 +10,13 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// apart refuses a root that is another one, by way of a link or a mount, or is inside of one, or has one in it: each would
-// count, evict and sweep what is the other's. Roots deeper inside are left alone by what walks.
+// apart returns an error if the root is the same directory as another root, through a link or a mount, or if one of the two
+// contains the other. Each root would count, evict and sweep the files of the other. Scans skip roots that are nested more
+// deeply.
 func (r *root) apart() error {
 	bare, above := r.Health.Bare(), r.Path+"/.."
 	self, err := bare.Stat(r.Path)
-	missing := errors.Is(err, fs.ErrNotExist) // a dry store makes none
+	missing := errors.Is(err, fs.ErrNotExist) // a dry store does not create the directory
 	if missing {
 		above, err = filepath.Dir(r.Path), nil
 	}
@@ -33,7 +34,7 @@ func (r *root) apart() error {
 	}
 	for below := self; ; above += "/.." {
 		info, err := staging.OS().Stat(above)
-		if err != nil || info.Same(below) { // no right to look, or the top
+		if err != nil || info.Same(below) { // no permission, or the top of the file system
 			break
 		}
 		o, ours := others[[2]uint64{info.Dev, info.Ino}]

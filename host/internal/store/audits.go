@@ -21,24 +21,24 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// audits lists the bucket of a [joint] owner: in scans, and when the member asks for that. Other hosts do not see a temporary
-// there. What a host stored without a record before it was gone is found by a list alone.
+// audits lists the bucket of a [joint] owner, in scans and when the member requests it. A list finds pieces that a host stored
+// without a record before it died: other hosts cannot see the temporaries of a bucket.
 type audits struct {
 	root   *joint
 	member *bucket.Member
 }
 
-// objectFS is what a shared root in a bucket needs of its file system besides files.
+// objectFS is the part of a bucket's file system that a shared root needs in addition to files.
 type objectFS interface {
 	Control(name string, patience time.Duration) *s3fs.Control
 	WriteWhile(may func() bool)
 	lister
 }
 
-// patience is the part of the lapse, 1/n, that a request of the protocol may take.
+// patience is the divisor of the lapse that gives the longest time of a request of the protocol.
 const patience = 5
 
-// requestsAtOnce is how many objects are read or removed at a time.
+// requestsAtOnce is the most objects that are read or removed at a time.
 const requestsAtOnce = 16
 
 func (r *joint) bucketMember() (member, error) {
@@ -60,7 +60,7 @@ func (r *joint) bucketMember() (member, error) {
 	return m, err
 }
 
-// unlocked says that no host has the bucket for itself.
+// unlocked reports whether no host has the bucket for itself.
 func (r *joint) unlocked() (bool, error) {
 	_, err := r.root.Health.Bare().Stat(r.kept.Slash + pieceformat.LockFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -83,7 +83,8 @@ func (a *audits) run(ctx context.Context) {
 	}
 }
 
-// pass makes an audit if one is due. What others stored while the bucket was listed is known a while later.
+// pass makes an audit if one is due. It waits for the time while before it reports unknown objects, so that records of objects
+// stored during the listing can arrive.
 func (a *audits) pass(ctx context.Context, while time.Duration) {
 	r := a.root
 	r.set.Lock()
@@ -122,7 +123,7 @@ func (a *audits) pass(ctx context.Context, while time.Duration) {
 	m.Audited(ticket, strays)
 }
 
-// list calls found for all objects but those that stores keep for themselves.
+// list calls found for all objects except the store's own ones.
 func (a *audits) list(ctx context.Context, found func(rel string, size int64, modified time.Time)) error {
 	return a.root.root.cfg.FS.(objectFS).List(ctx, a.root.kept.Path, func(rel string, size int64, modified time.Time) {
 		if !strings.HasPrefix(rel, pieceformat.MetaDir) {
@@ -131,8 +132,8 @@ func (a *audits) list(ctx context.Context, found func(rel string, size int64, mo
 	})
 }
 
-// walk is a scan that reads the heads of objects that this host does not know. Entries that do not have their objects, as listed, are
-// forgotten, and looked for again.
+// walk is a scan that reads the headers of unknown objects only. If the objects of an entry do not add up to its size, the
+// entry is forgotten and its objects are read again.
 func (a *audits) walk(ctx context.Context, c *scan) error {
 	s, before, named := a.root.set, map[uint32]uint64{}, a.named()
 	s.Lock()
@@ -162,7 +163,7 @@ func (a *audits) walk(ctx context.Context, c *scan) error {
 	return c.fileAll(ctx, unknown)
 }
 
-// fileAll judges files by their paths below the root, several at a time.
+// fileAll scans files, given by their paths below the root, several at a time.
 func (c *scan) fileAll(ctx context.Context, list []string) error {
 	var work errgroup.Group
 	work.SetLimit(c.by.root.store.cfg.ScanWorkers)
@@ -177,7 +178,7 @@ func (c *scan) fileAll(ctx context.Context, list []string) error {
 	return errors.Join(work.Wait(), ctx.Err(), c.short)
 }
 
-// named are the slots of pieces with names that are not the built-in ones.
+// named returns the slots of pieces with names that are not built-in ones, by path.
 func (a *audits) named() map[string]uint32 {
 	s, names := a.root.set, map[string]uint32{}
 	s.Lock()
@@ -190,7 +191,7 @@ func (a *audits) named() map[string]uint32 {
 	return names
 }
 
-// slotOf is the slot of the entry that an object is a piece of, if that is known.
+// slotOf returns the slot of the entry to which an object belongs, and whether it is known.
 func (a *audits) slotOf(rel string, named map[string]uint32) (slot uint32, known bool) {
 	if slot, known = named[rel]; known {
 		return slot, true

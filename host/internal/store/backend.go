@@ -19,14 +19,14 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// backend is what a root's member asks of this host; see [shared.Backend].
+// backend implements [shared.Backend] and is what the member calls on this host.
 type backend struct{ *joint }
 
 func (r backend) classOf(ns kv.Digest, group uint32, key *kv.Key) (*catalog.Class, error) {
 	h := pieceformat.Header{Namespace: ns, Group: group, Key: *key}
 	cl, err := r.kept.Catalog.ClassFor(&h)
 	if errors.Is(err, catalog.ErrUnknownNamespace) {
-		if err = r.kept.loadNamespaces(); err == nil { // an engine of another host's has opened it
+		if err = r.kept.loadNamespaces(); err == nil { // an engine of another host has opened it
 			cl, err = r.kept.Catalog.ClassFor(&h)
 		}
 	}
@@ -55,21 +55,21 @@ func (r backend) Learn(rec *shared.Record) bool {
 	return r.see(cl, &h, cl.NameOf(rec.Names, &rec.Key, rec.Rank), rec.Bytes) != awaited
 }
 
-// booked is how the bytes of a piece came into the account.
+// booked is the way in which the bytes of a piece entered the account.
 type booked uint8
 
 const (
-	served   booked = iota // as an entry's, or as those of a file that is not served
-	withheld               // next to an entry that is in the journal, until that is decided
-	awaited                // next to an entry of which this host writes or removes some: the caller asks again
+	served   booked = iota // as bytes of an entry, or of a file that is not served
+	withheld               // in addition to an entry that is in the journal, until that is decided
+	awaited                // in addition to an entry of which this host is writing or removing pieces; the caller must try again
 )
 
-// see books a piece that another host stored, or that a scan has found, given its path below the root. All is done under
-// one lock: a put or a removal that came between would leave the piece out of the account, and the evictor would grant its
-// room.
+// see books a piece that another host stored or that a scan has found, given its path below the root. All of it happens under
+// one lock. Otherwise a put or a removal in between could leave the piece out of the account, and the evictor would grant its
+// room again.
 func (r backend) see(cl *catalog.Class, h *pieceformat.Header, rel string, allocated int64) booked {
 	tenant := r.kept.Catalog.Tenants.Number(h.Tenant)
-	h.Pieces = 1 << h.Rank // nothing is reserved for ranks that may be written by others
+	h.Pieces = 1 << h.Rank // other hosts may write the other ranks, so nothing is reserved for them
 	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
 	at, fp := met{id, rel}, kv.Fingerprint(h.Namespace, h.Group, h.Key)
 	r.set.Lock()
@@ -77,7 +77,7 @@ func (r backend) see(cl *catalog.Class, h *pieceformat.Header, rel string, alloc
 	d, slot := r.pending[id], r.set.Index.Find(fp, cl.Base, &h.Key)
 	if d == nil && slot != index.None && r.set.Busy(slot) &&
 		(r.set.Index.At(slot).Is(index.Evicting) || r.set.Index.Pieces(slot)&h.Pieces == 0) {
-		// A put will find the piece, or come to nothing.
+		// A running put will find the piece, or will fail.
 		if r.awaited[at] == 0 {
 			r.awaited[at] = allocated
 			r.set.Account.Add(capacity.Orphans, allocated)
@@ -91,7 +91,7 @@ func (r backend) see(cl *catalog.Class, h *pieceformat.Header, rel string, alloc
 			d.orphaned += allocated
 			r.set.Account.Add(capacity.Orphans, allocated)
 		}
-		d.learn(rel) // also one that the entry has: a host that knows of its removal already may have stored it again
+		d.learn(rel) // even if the entry has the file: a host that already knows of its removal may have stored it again
 		return withheld
 	}
 	late := r.scans.newScan(true)
@@ -104,7 +104,8 @@ func (r backend) see(cl *catalog.Class, h *pieceformat.Header, rel string, alloc
 		name = ""
 	}
 	if twice := sight.AddOf(tenant, cl, h, name, allocated); twice.Other != "" {
-		// Two hosts have stored it under two names at the same time. All learn of both, and both go with the entry.
+		// Two hosts stored the piece under two names at the same time. All hosts learn of both, and both are removed with the
+		// entry.
 		r.set.AddFile(twice, h.Rank, rel, allocated)
 		return served
 	}
@@ -133,7 +134,8 @@ func (r backend) Touched(prints []uint64) {
 func (r backend) Used() int64 {
 	r.set.Lock()
 	defer r.set.Unlock()
-	// What is to be left free, and is not. An evictor makes much room at once, so a moment's lack is none.
+	// Bytes that others take although they should be left free count as used. An evictor makes much room at once, so a
+	// temporary lack is left out.
 	others := max(0, r.root.cfg.Capacity-r.set.Account.Lasting())
 	return r.set.Account.Figures().Used - r.inFlight + others
 }
@@ -150,7 +152,7 @@ func (r backend) Paths(v *shared.Victim) ([]string, error) {
 	return paths, nil
 }
 
-// filesOf are the paths below the root of an entry's files.
+// filesOf returns the paths of an entry's files below the root.
 func filesOf(cl *catalog.Class, key *kv.Key, pieces uint64, named []pieceformat.Name) (list []string) {
 	for rank := range entries.Ranks(pieces) {
 		before := len(list)
@@ -179,7 +181,7 @@ func (r backend) Identify(temp string, info staging.Info) (shared.Record, error)
 	}, nil
 }
 
-// namesOf is the list of a piece's name, which is empty for the built-in one.
+// namesOf returns the list with a piece's name. It is empty for the built-in name.
 func namesOf(rank uint32, name string) []pieceformat.Name {
 	if name == "" {
 		return nil
@@ -211,7 +213,7 @@ func (r backend) Propose(v *shared.Victim) bool {
 		fp := kv.Fingerprint(v.Namespace, v.Group, v.Key)
 		if slot := r.set.Index.Find(fp, cl.Base, &v.Key); slot != index.None && !r.set.Index.At(slot).Is(index.Evicting) {
 			if r.set.Busy(slot) || r.set.Index.At(slot).Pins() > 0 {
-				if !d.batch && d.orphaned == 0 { // reported by this host's put: Decide does not follow a veto
+				if !d.batch && d.orphaned == 0 { // this host's own put reported the piece, and Decide is not called after a veto
 					delete(r.pending, v.ID())
 				}
 				return false
@@ -242,7 +244,7 @@ func (r backend) Decide(v *shared.Victim, removed bool) {
 		r.removed[v.ID()] = true
 	}
 	if err != nil {
-		r.overlooked += d.orphaned // what is there stays in the account until the next scan
+		r.overlooked += d.orphaned // existing files stay in the account until the next scan
 		r.set.WakeJoiners()
 		r.set.Unlock()
 		r.kept.Log.Error("what became of a victim cannot be seen", "key", v.Key, "error", err)
@@ -258,13 +260,14 @@ func (r backend) Decide(v *shared.Victim, removed bool) {
 	}
 	r.set.WakeJoiners()
 	r.set.Unlock()
-	for _, rel := range rest { // it may be granted, if it is there
+	for _, rel := range rest { // a file that still exists may be granted again
 		r.look(rel, cl.FileBytes())
 	}
 }
 
-// rest is what may be left of a victim that is decided, and must be looked for: the files of one that was spared, those
-// that were published again, and those that whoever named the victim did not know of.
+// rest returns the files that may be left after the decision about a victim, so that they must be examined. They are the files
+// of a victim that was spared, files that were published again, and files that the evictor did not know when it named the
+// victim.
 func (d *pendingEviction) rest(victim []string, removed bool) (rest []string) {
 	for _, rel := range d.files() {
 		if !removed || !slices.Contains(victim, rel) {
@@ -279,7 +282,7 @@ func (d *pendingEviction) rest(victim []string, removed bool) (rest []string) {
 	return slices.Compact(rest)
 }
 
-// look enters the piece that has a name, if there is one, or books what stands there.
+// look examines a name: it enters the piece with this name, or books another file.
 func (r backend) look(rel string, most int64) {
 	name := r.kept.Slash + rel
 	h, info, err := r.kept.Look(name)
@@ -300,11 +303,11 @@ func (r backend) look(rel string, most int64) {
 	}
 }
 
-// forgetStep is how many slots Fenced looks at under one lock.
+// forgetStep is the most slots that Fenced visits under one lock.
 const forgetStep = 1 << 12
 
-// Fenced implements [shared.Backend]. Files are left alone: what is there the next scan finds. Entries stay where that looks for their
-// files at a time: a load that comes before fails where the file has gone.
+// Fenced implements [shared.Backend]. It leaves files alone: the next scan finds them. If that scan examines the files of each
+// entry, the entries stay, and a load before it fails if the file is gone.
 func (r backend) Fenced() {
 	r.set.Lock()
 	for _, d := range r.pending {
@@ -324,7 +327,7 @@ func (r backend) Fenced() {
 		high = 0
 	}
 	r.set.Unlock()
-	// Nothing is granted and no put can begin, so entries do not appear where this has been.
+	// No new entries appear in slots that have been visited, because nothing is granted and no put can begin.
 	for from := uint32(0); from < high; from += forgetStep {
 		r.set.Lock()
 		for slot := from; slot < min(from+forgetStep, high); slot++ {
@@ -340,7 +343,7 @@ func (r backend) Victims(bytes int64) (list []shared.Victim) {
 	r.set.Lock()
 	defer r.set.Unlock()
 	if r.set.Scanning() {
-		return nil // it is not known yet what is oldest
+		return nil // the oldest entries are not known yet
 	}
 	var slots [evictor.MaxVictims]uint32
 	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: evictor.MaxVictims, Tenant: abi.None}
@@ -350,7 +353,7 @@ func (r backend) Victims(bytes int64) (list []shared.Victim) {
 	return list
 }
 
-// accept lists those named who can go, until so many bytes are freed.
+// accept returns the named entries that can be evicted, until so many bytes are freed.
 func (r backend) accept(named []uint32, bytes int64) (list []shared.Victim) {
 	for _, slot := range named {
 		if bytes <= 0 {
@@ -370,10 +373,10 @@ func (r backend) accept(named []uint32, bytes int64) (list []shared.Victim) {
 	return list
 }
 
-// judge is the [scanJudge] of a shared root: what is of no use to this host is left alone.
+// judge is the [scanJudge] of a shared root. It leaves unusable files alone.
 type judge struct{ *joint }
 
-// sight is a piece that this host has met while it wrote or removed some of its entry.
+// sight is a piece that was found while this host was writing or removing other pieces of its entry.
 type sight struct {
 	rel       string
 	class     *catalog.Class
@@ -381,9 +384,10 @@ type sight struct {
 	allocated int64
 }
 
-// Found enters a piece that a scan has met. It may have gone since its header was read, which is looked at where its entry was
-// removed; and while the others do not count on this host it may go at any time, without its knowledge. One that cannot be entered
-// now is in the account all the same, because this host may be the evictor next: no record tells it of the piece again.
+// Found enters a piece that a scan has found. The piece may have been removed since its header was read. If its entry was
+// removed during the scan, or the other hosts do not count on this host now, Found checks that the file still exists. A piece
+// that cannot be entered yet is booked nevertheless, because this host may become the evictor, and no record will announce the
+// piece again.
 func (r judge) Found(
 	_ *scan, rel, _ string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
 ) {
@@ -409,7 +413,7 @@ func (r judge) Found(
 	r.set.Lock()
 	slot := r.set.Index.Find(fp, cl.Base, &h.Key)
 	if slot != index.None && !here {
-		entries.Forget(r.set, slot) // the next scan finds it
+		entries.Forget(r.set, slot) // the next scan will find it
 	}
 	r.set.Unlock()
 	if slot != index.None && here {
@@ -417,14 +421,15 @@ func (r judge) Found(
 	}
 }
 
-// meet has lookAgain judge a piece.
+// meet hands a piece to lookAgain.
 func (r *joint) meet(m sight) {
 	r.set.Lock()
 	r.met = append(r.met, m)
 	r.set.Unlock()
 }
 
-// lookAgain judges again what was met too early. It comes before each step: what is proposed there was known.
+// lookAgain judges again the pieces that were found too early. It runs before each step, because the step may propose entries
+// to which they belong.
 func (r *joint) lookAgain() {
 	r.set.Lock()
 	list := r.met
@@ -437,7 +442,7 @@ func (r *joint) lookAgain() {
 }
 
 func (r judge) Unsound(c *scan, name, _ string, info staging.Info, err error) {
-	if !pieceformat.IsDamage(err) { // info may be that of no file
+	if !pieceformat.IsDamage(err) { // info may not describe any file
 		c.unreadable(name, err)
 		return
 	}
@@ -445,7 +450,7 @@ func (r judge) Unsound(c *scan, name, _ string, info staging.Info, err error) {
 	r.overlook(pieceformat.Padded(info.Allocated))
 }
 
-// Unknown leaves a piece alone: another host may know its namespace.
+// Unknown leaves a piece alone, because another host may know its namespace.
 func (r judge) Unknown(_ *scan, name string, allocated int64, err error) {
 	r.kept.Log.Warn("piece of a shared root left alone", "file", name, "error", err)
 	r.scans.count.Unclaimed.Add(1)

@@ -12,30 +12,31 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// The root of what other hosts lend is empty at both ends of the host's life and takes no stores. Its entries come by [Store.Borrow]
-// and leave by [Store.GiveBack], or as victims; to unlink their files is to forget them.
+// The root for entries that other hosts lend is empty when a store is opened and when it is closed, and takes no stores.
+// Entries are added by [Store.Borrow]. They are removed by [Store.GiveBack] or as victims. Unlinking their files only forgets
+// them.
 
-// Loan is entries that another host lends, with the pieces of the same ranks.
+// Loan is a set of entries that another host lends. All have pieces of the same ranks.
 type Loan struct {
 	Namespace *catalog.Namespace
 	Group     uint32
 	Tenant    uint32
 	Ranks     uint64
 	Entries   []LentEntry
-	// Name is told the name of each piece's file before it may be opened, with the lock of the root held.
+	// Name is called with the name of each piece's file before the file may be opened. The lock of the root is held.
 	Name func(entry int, rank uint32, bytes int64, name string)
 }
 
-// LentEntry is an entry with the bytes of its pieces' files, by rank.
+// LentEntry is an entry with the sizes of its pieces' files, in the order of the ranks.
 type LentEntry struct {
 	Key   kv.Key
 	Bytes []int64
 }
 
-// Borrowed names an entry of a loan.
+// Borrowed identifies an entry of a loan.
 type Borrowed = entries.Mark
 
-// Borrow lets lookups find what another host lends. It leaves out what is there already, and stops where the root is full.
+// Borrow makes lent entries visible to lookups. It skips entries that exist already, and stops when the root is full.
 func (s *Store) Borrow(l *Loan) (list []Borrowed, err error) {
 	if s.closed.Load() || s.beyond == nil {
 		return nil, ErrClosed
@@ -65,7 +66,7 @@ func (s *Store) Borrow(l *Loan) (list []Borrowed, err error) {
 	return list, nil
 }
 
-// borrow enters one entry, unless there is one of its key. The lock is held.
+// borrow enters one entry unless its key exists. The lock must be held.
 func (r *root) borrow(sight *entries.Scan, cl *catalog.Class, tenant uint16, l *Loan, i int) Borrowed {
 	e := &l.Entries[i]
 	fp := cl.Printer.Print(&e.Key)
@@ -89,7 +90,7 @@ func (r *root) borrow(sight *entries.Scan, cl *catalog.Class, tenant uint16, l *
 	return Borrowed{Slot: slot, Fingerprint: fp}
 }
 
-// GiveBack removes entries that were borrowed, but for those that are in use unless all are to go. It returns what is left.
+// GiveBack removes borrowed entries. It skips entries in use unless all is set. It returns the entries that remain.
 func (s *Store) GiveBack(list []Borrowed, all bool) []Borrowed {
 	r := s.beyond.roots[0]
 	return slices.DeleteFunc(list, func(m Borrowed) bool {
@@ -104,10 +105,10 @@ func (s *Store) GiveBack(list []Borrowed, all bool) []Borrowed {
 	})
 }
 
-// Lends says whether Lend may ever find something.
+// Lends reports whether this store lends entries at all.
 func (s *Store) Lends() bool { return len(s.lent) > 0 }
 
-// Lendable lists what Lend may find, as Snapshot does.
+// Lendable lists the entries that Lend may find, in the way of Snapshot.
 func (s *Store) Lendable(yield func([]entries.Change) bool) {
 	for _, l := range s.lent {
 		if !snapshot(l.roots, yield) {
@@ -116,7 +117,8 @@ func (s *Store) Lendable(yield func([]entries.Change) bool) {
 	}
 }
 
-// Lend looks entries up for another host, within its share, by the digest of a namespace that need not be known here.
+// Lend looks up entries for another host, within that host's share. The namespace is given by its digest and may be unknown
+// here.
 func (s *Store) Lend(ns kv.Digest, to Share, q LookupRequest) (*Lease, error) {
 	q.Namespace, q.lend = s.catalog.Known(ns), to
 	if !s.Lends() || q.Namespace == nil || q.Namespace.Class(q.Group) == nil {
@@ -125,7 +127,7 @@ func (s *Store) Lend(ns kv.Digest, to Share, q LookupRequest) (*Lease, error) {
 	return s.Lookup(q)
 }
 
-// ClassOf is what is known of a group's pieces by their namespace's digest, or nil.
+// ClassOf returns the class of a group, given the digest of its namespace, or nil if it is unknown.
 func (s *Store) ClassOf(ns kv.Digest, group uint32) *catalog.Class {
 	if known := s.catalog.Known(ns); known != nil {
 		return known.Class(group)
@@ -133,7 +135,7 @@ func (s *Store) ClassOf(ns kv.Digest, group uint32) *catalog.Class {
 	return nil
 }
 
-// Size is the size of the file of the i-th key's piece, which is not taken for one that is loaded.
+// Size returns the size of the file of the i-th key's piece. It does not count as a load.
 func (l *Lease) Size(i int, rank uint32) (int64, error) {
 	if !l.Has(i) {
 		return 0, fmt.Errorf("%w: it does not cover key %d", ErrLeaseOver, i)

@@ -13,17 +13,17 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// A checkpoint is a root's index as it was when the store was closed in order. The next start uses it instead of a
-// scan, each entry in its old slot, so that the evict policy's state holds too.
+// A checkpoint is the index of a root as it was when the store was closed in order. The next start uses it instead of a scan.
+// Each entry keeps its slot, so that the state of the evict policy remains valid.
 //
-// A start removes the checkpoint, durably, before it changes anything. So a checkpoint is there only if no host has used
-// the root since; after a crash there is none, and a scan rebuilds the index. What another program has changed
-// since shows at a load, which compares header and checksums. Names that are not built-in ones are in it.
+// A start removes the checkpoint durably before it changes anything. A checkpoint therefore exists only if no host has used the
+// root since it was written. After a crash there is none, and a scan rebuilds the index. Changes by other programs are detected
+// at a load, which verifies header and checksums. A checkpoint includes names that are not built-in ones.
 
-// SampledEntries is how many entries of a checkpoint are compared with their files.
+// SampledEntries is the number of entries of a checkpoint that are compared with their files.
 const SampledEntries = 64
 
-// writeCheckpoint writes an index, given its owners as they are described.
+// writeCheckpoint writes an index with the given descriptions of its owners.
 func writeCheckpoint(f io.WriterAt, x *index.Index, when int64, owners []pieceformat.CheckpointOwner) error {
 	head := pieceformat.Checkpoint{Time: when, High: x.High(), Clock: x.Clock(), Entries: x.Len()}
 	return pieceformat.WriteCheckpoint(f, head, owners, func(yield func(*pieceformat.CheckpointEntry) bool) {
@@ -39,7 +39,7 @@ func writeCheckpoint(f io.WriterAt, x *index.Index, when int64, owners []piecefo
 	})
 }
 
-// owners describes the owners so that the next run can resolve them.
+// owners describes the owners of entries, so that the next run can resolve them.
 func (d *keptDir) owners(x *index.Index) []pieceformat.CheckpointOwner {
 	owners := make([]pieceformat.CheckpointOwner, len(x.Owners()))
 	has := make([]bool, len(owners))
@@ -56,8 +56,8 @@ func (d *keptDir) owners(x *index.Index) []pieceformat.CheckpointOwner {
 	return owners
 }
 
-// takeCheckpoint reads the checkpoint into an empty index and removes it. ok is false when there is none that holds;
-// the index is of no use then. An error says that the checkpoint could not be removed.
+// takeCheckpoint reads the checkpoint into an empty index and removes it. ok is false if there is no valid checkpoint, and then
+// the index must not be used. An error means that the checkpoint could not be removed.
 func (d *keptDir) takeCheckpoint(x *index.Index) (when int64, ok bool, err error) {
 	var c pieceformat.Checkpoint
 	err = d.Open(pieceformat.CheckpointFile, func(f staging.File, info staging.Info) (err error) {
@@ -80,7 +80,7 @@ func (d *keptDir) takeCheckpoint(x *index.Index) (when int64, ok bool, err error
 	return c.Time, true, nil
 }
 
-// removeCheckpoint removes the checkpoint, durably, before anything changes that it describes.
+// removeCheckpoint removes the checkpoint durably. It must be called before anything that the checkpoint describes is changed.
 func (d *keptDir) removeCheckpoint() error {
 	err := d.FS.Remove(d.Path + "/" + pieceformat.CheckpointFile)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -92,7 +92,7 @@ func (d *keptDir) removeCheckpoint() error {
 	return nil
 }
 
-// readCheckpoint fills an empty index. After an error the index is of no use.
+// readCheckpoint fills an empty index. After an error the index must not be used.
 func readCheckpoint(f io.ReaderAt, size int64, x *index.Index,
 	owner func(*pieceformat.CheckpointOwner) (index.Owner, error)) (pieceformat.Checkpoint, error) {
 	l := &loader{x: x, owner: owner}
@@ -107,7 +107,7 @@ func readCheckpoint(f io.ReaderAt, size int64, x *index.Index,
 type loader struct {
 	x         *index.Index
 	restoring *index.Restoring
-	ids       []uint32 // numbers of this run by those of the checkpoint
+	ids       []uint32 // owner numbers of this run, by those of the checkpoint
 	owner     func(*pieceformat.CheckpointOwner) (index.Owner, error)
 }
 
@@ -139,7 +139,7 @@ func (l *loader) Entry(e *pieceformat.CheckpointEntry) error {
 	return l.restoring.Enter(e)
 }
 
-// owner finds the owner that a checkpoint describes.
+// owner returns the owner that a checkpoint describes.
 func (d *keptDir) owner(o *pieceformat.CheckpointOwner) (index.Owner, error) {
 	cl, err := d.Catalog.ClassFor(&pieceformat.Header{Namespace: o.Namespace, Group: o.Group})
 	if err != nil {
@@ -172,7 +172,7 @@ func (d *keptDir) checkSample(x *index.Index) error {
 	return nil
 }
 
-// allocated is the bytes that the files of an entry's pieces take.
+// allocated returns the allocated bytes of the files of an entry's pieces.
 func (d *keptDir) allocated(cl *catalog.Class, k *kv.Key, pieces uint64, named []pieceformat.Name) (sum int64, err error) {
 	for rank := range uint32(kv.MaxRanks) {
 		if pieces&(1<<rank) == 0 {

@@ -22,110 +22,113 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// MaxLevels is one more than the highest level of a root.
+// MaxLevels is the highest level of a root plus one.
 const MaxLevels = 8
 
-// Medium is where the bytes of a root lie: one of the two axes of a root. The other is who writes there; see [RootConfig.Shared].
+// Medium is the place of a root's bytes. It is one of the two axes of a root. The other is the hosts that write there: see
+// [RootConfig.Shared].
 type Medium struct {
-	FS staging.FS // nil: Config.FS
+	FS staging.FS // nil means Config.FS
 	Traits
-	// Lender stands for the other hosts where the bytes are theirs: FS has the files of [Store.Borrow], and takes no stores. Such a root
-	// is behind all others.
+	// Lender is set for a root with bytes of other hosts: FS holds the files of [Store.Borrow] and takes no stores. Such a root
+	// must be behind all others.
 	Lender Lender
 }
 
-// Traits are the properties of a medium that a root asks for. A directory of the operating system has none of them.
+// Traits are the properties of a medium that determine how a root uses it. A directory of the operating system has none of
+// them.
 type Traits struct {
-	NoDirectory bool // RootConfig.Path is a name in FS alone
-	Volatile    bool // the bytes go with the host: an orderly end copies them to the next level
-	WriteOnce   bool // a file that has its name cannot be written again, so that no put gets a victim's
-	Remote      bool // the bytes are objects of a server, which other hosts reach as soon as this one
+	NoDirectory bool // RootConfig.Path is only a name in FS
+	Volatile    bool // the bytes are lost when the host stops; an orderly stop copies them to the next level
+	WriteOnce   bool // a published file cannot be written again, so a put cannot reuse the file of a victim
+	Remote      bool // the bytes are objects on a server that other hosts reach just as fast
 }
 
-// The media besides a directory.
+// Traits of the media other than a directory.
 var (
 	Memory = Traits{NoDirectory: true, Volatile: true}
 	Bucket = Traits{NoDirectory: true, WriteOnce: true, Remote: true}
 	Lent   = Traits{NoDirectory: true, WriteOnce: true}
 )
 
-// RootConfig is one directory that holds pieces.
+// RootConfig configures a root, which holds pieces.
 type RootConfig struct {
-	Path string // made when missing, with mode 0700, in a directory that is there
+	Path string // created with mode 0700 if missing; the directory above must exist
 	Medium
-	Capacity     int64          // bytes that pieces, temporaries and quarantine may take together
-	Write        Write          // when the next level gets what is stored
-	Compressed   bool           // pieces that are stored here are compressed, as Config.Compression says
-	Level        int            // 0 is nearest: entries are stored there, and looked for there first
-	Shared       bool           // other hosts use it too: no exclusive lock
-	RequireMount bool           // it must not be on the file system of /
-	MaxEntries   uint32         // most entries there can be; 0: by capacity
-	DailyWrites  int64          // bytes that may be written in a day (UTC); 0: as many as come
-	ForPieces    bool           // Capacity is for pieces alone: directories come on top
-	MinFree      int64          // bytes that are left free on the file system, for others; it counts what others take
-	MinFreePart  float64        // the same as a part of the file system; the larger of the two holds
-	Evict        *policy.Handle // borrowed; nil: as Policies says
+	Capacity     int64          // most bytes of pieces, temporaries and quarantine together
+	Write        Write          // time at which the next level gets a copy of a stored entry
+	Compressed   bool           // compress stored pieces according to Config.Compression
+	Level        int            // 0 is the nearest level, where entries are stored and looked up first
+	Shared       bool           // other hosts use the root, too, so there is no exclusive lock
+	RequireMount bool           // the root must not be on the file system of /
+	MaxEntries   uint32         // most entries; 0 means a number derived from the capacity
+	DailyWrites  int64          // bytes that may be written in a day (UTC); 0 means no limit
+	ForPieces    bool           // directories do not count against Capacity
+	MinFree      int64          // bytes to leave free on the file system; files of others count as used
+	MinFreePart  float64        // the same as a part of the file system; the larger of the two applies
+	Evict        *policy.Handle // borrowed; nil means the policy in Policies
 
-	Poll      time.Duration       // of Shared: how soon the hosts see what others have stored: 1 s
-	Lapse     time.Duration       // of Shared: how long a host can be silent before the others give it up: 10 s
-	Scheduler *Scheduler          // of Shared, in tests
-	Speeds    func() codec.Speeds // of Compressed, in tests
+	Poll      time.Duration       // with Shared: interval at which hosts read the stores of others; 0 means 1 s
+	Lapse     time.Duration       // with Shared: time of silence after which the others exclude a host; 0 means 10 s
+	Scheduler *Scheduler          // with Shared, in tests only
+	Speeds    func() codec.Speeds // with Compressed, in tests only
 }
 
-// Write is when the next level gets a copy of what is stored in a root. What leaves the root without one is copied then, if the level
-// wants it and there is time.
+// Write determines when the next level gets a copy of an entry that is stored in a root. An entry that leaves the root without
+// a copy is copied then, if the level wants it and there is time.
 type Write uint8
 
 const (
 	WriteBack    Write = iota // when it is about to leave
-	WriteHits                 // when it was loaded, too
-	WriteThrough              // when it is stored, and again when it was loaded if there was no time
+	WriteHits                 // also when it was loaded
+	WriteThrough              // when it is stored, and again when it was loaded if there was no time before
 )
 
-// bounds are what the root may take.
+// bounds returns the bounds of the root's account.
 func (r *RootConfig) bounds() capacity.Bounds {
 	return capacity.Bounds{Capacity: r.Capacity, ForPieces: r.ForPieces, MinFree: r.MinFree, MinFreePart: r.MinFreePart}
 }
 
-// Moves bounds the copies between levels. Zero is a default of [moves.Config].
+// Moves configures the copies between levels. Zero values have the defaults of [moves.Config].
 type Moves struct {
 	Workers   int
-	Bandwidth int64         // bytes per second
-	Waiting   time.Duration // that what waits may take
-	Shutdown  time.Duration // how long Close may take to copy what volatile roots hold; 0: it copies nothing
+	Bandwidth int64         // bytes a second
+	Waiting   time.Duration // most time that waiting entries may need
+	Shutdown  time.Duration // most time that Close takes to copy the entries of volatile roots; 0 means that it copies nothing
 }
 
-// Quota bounds what the entries of one tenant may take.
+// Quota limits the bytes of each tenant's entries.
 type Quota = capacity.Quota
 
-// Config makes a store. Roots is required, each with a Path and a Capacity; what else is zero has a default.
+// Config configures a store. Roots is required, each with Path and Capacity. Other zero values have defaults.
 type Config struct {
 	Roots    []RootConfig
-	Strict   bool // a piece's bytes and name are durable before it is resident; else a power failure may lose them
+	Strict   bool // make a piece's bytes and name durable before it is resident; otherwise a power failure may lose them
 	Policies Policies
-	FS       staging.FS // of roots without one; nil: the operating system's below each root
+	FS       staging.FS // file system of roots without one; nil means the operating system's, below each root
 	Log      *slog.Logger
 	Seed     uint64
 	Now      func() time.Time
-	HostID   string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
+	HostID   string // marks this host's temporaries: 1 to 32 characters of [a-z0-9]; empty means an id derived from the machine's
 	Dry      bool   // see [Open]
-	// Making is called when Open is about to make a root's directory, by several goroutines; its error refuses that. Optional.
+	// Making is called when Open is about to create the directory of a root, possibly on several goroutines. An error prevents
+	// the creation. It may be nil.
 	Making func() error
 
-	Compression codec.Modes // of RootConfig.Compressed
-	Expiries    []Expiry    // of entries by their model, the first that fits; none: they do not expire
-	Quotas      []Quota     // the first that fits a tenant is the tenant's
+	Compression codec.Modes // for roots with RootConfig.Compressed
+	Expiries    []Expiry    // expiry of entries by model; the first match applies, and without a match entries do not expire
+	Quotas      []Quota     // the first that covers a tenant applies
 
-	IOTimeout   time.Duration // of an operation on files; its root is taken out then. 0: 30 s, negative: none
-	UpkeepEvery time.Duration // between looks at each root; the unit of the pauses between probes: 1 s
+	IOTimeout   time.Duration // limit of a file operation, after which its root is taken out; 0 means 30 s, negative means no limit
+	UpkeepEvery time.Duration // interval of the upkeep of a root, and unit of the pauses between probes; 0 means 1 s
 
-	Moves Moves // between levels
+	Moves Moves
 
-	QuarantineFiles int           // most damaged files kept per root; 0: 64, negative: none
-	ScanWorkers     int           // readers of the scan at Open, per root: 8
-	ScanWait        time.Duration // how long Open waits for scans, which continue afterwards: 1 s; negative: not at all
+	QuarantineFiles int           // most damaged files kept per root; 0 means 64, negative means none
+	ScanWorkers     int           // goroutines of the scan at Open per root; 0 means 8
+	ScanWait        time.Duration // time that Open waits for scans, which continue afterwards; 0 means 1 s, negative means no wait
 
-	lender Lender // of the root that has one, or nil
+	lender Lender // lender of the root that has one, or nil
 }
 
 const (
@@ -139,7 +142,7 @@ const (
 	defaultLapse    = 10 * time.Second
 )
 
-// complete checks the settings and fills in the defaults.
+// complete checks the configuration and fills in the defaults.
 func (c *Config) complete() error {
 	if len(c.Roots) == 0 || len(c.Roots) > maxRoots {
 		return fmt.Errorf("%w: %d roots, want 1 to %d", ErrConfig, len(c.Roots), maxRoots)
@@ -211,7 +214,8 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// evicts is the policy of a root, or nil for the built-in one. What leases end soon needs no other.
+// evicts returns the policy of a root, or nil for the built-in one. A root of borrowed entries gets the built-in one, because
+// its entries stay only as long as leases.
 func (c *Config) evicts(r *RootConfig) *policy.Handle {
 	switch {
 	case r.Lender != nil:
@@ -222,12 +226,12 @@ func (c *Config) evicts(r *RootConfig) *policy.Handle {
 	return c.Policies.Evict
 }
 
-// SlotsFor is the most entries that so many bytes are expected to hold.
+// SlotsFor returns the most entries that are expected in so many bytes.
 func SlotsFor(capacity int64) uint32 {
 	return uint32(max(min(capacity/smallestEntry+1, defaultSlots), min(capacity/usualEntry, 1<<30)))
 }
 
-// machineID is the same after a restart of the host and differs between machines.
+// machineID returns an id that survives restarts and differs between machines.
 func machineID() string {
 	id, err := os.ReadFile("/etc/machine-id")
 	if err != nil || len(id) == 0 {
@@ -239,22 +243,22 @@ func machineID() string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// Policies say who decides. Evict is bound to roots, the other roles to namespaces: a namespace gets the policy of the
-// first rule with the role that matches it, and the role's own field where none does. The handles are borrowed until
-// Open returns; a nil handle is the built-in policy.
+// Policies assigns policies. Evict is bound to roots, the other roles are bound to namespaces. A namespace gets the policy of
+// the first rule of a role that matches it, and the role's own field if none matches. The handles are borrowed until Open
+// returns. A nil handle means the built-in policy.
 type Policies struct {
 	Evict, Admit, Place, Layout *policy.Handle
 	Rules                       []catalog.Rule
 	Shadows                     []Shadow
 }
 
-// Shadow is an evict policy that decides nothing: it receives all requests and evicts from an imaginary cache.
+// Shadow is an evict policy without effect. It receives all requests and manages an imaginary cache.
 type Shadow struct {
 	Policy   *policy.Handle // borrowed
-	Capacity int64          // of the imaginary cache; 0: of the roots together
+	Capacity int64          // bytes of the imaginary cache; 0 means the capacity of the roots together
 }
 
-// Capacity is that of all roots.
+// Capacity returns the capacity of all roots of this host.
 func (c *Config) Capacity() (all int64) {
 	for i := range c.Roots {
 		if c.Roots[i].Lender == nil {
@@ -264,7 +268,7 @@ func (c *Config) Capacity() (all int64) {
 	return all
 }
 
-// wish is how a shadow runs next to these roots.
+// wish returns the configuration of a shadow for these roots.
 func (c *Config) wish(h Shadow) shadow.Wish {
 	capacity := cmp.Or(h.Capacity, c.Capacity())
 	return shadow.Wish{Policy: h.Policy, Options: policy.EvictOptions{
@@ -272,13 +276,13 @@ func (c *Config) wish(h Shadow) shadow.Wish {
 	}}
 }
 
-// Expiry is how long entries of some models are served.
+// Expiry is the time to live of entries of some models.
 type Expiry struct {
-	Model string // a pattern as of [path.Match], for the namespace's model
+	Model string // pattern for the model of the namespace, as in [path.Match]
 	TTL   time.Duration
 }
 
-// ttl is the time to live of a namespace's entries, 0 for none: the first pattern that fits counts.
+// ttl returns the time to live of a namespace's entries according to the first matching pattern. 0 means no limit.
 func (c *Config) ttl(text string) time.Duration {
 	for _, e := range c.Expiries {
 		if fits, _ := path.Match(e.Model, kv.Field(text, "model")); fits {
@@ -288,32 +292,34 @@ func (c *Config) ttl(text string) time.Duration {
 	return 0
 }
 
-// Lender is who stands for the hosts that lend.
+// Lender is the interface to the other hosts that lend entries.
 type Lender interface {
-	// Blame says that the file of a piece could not be read, or is not what it should be. Its entry is dropped.
+	// Blame reports that the file of a piece could not be read or had the wrong content. The entry is dropped.
 	Blame(name string, cause error)
-	// Copies is how many other hosts are known to have an entry. It costs no message.
+	// Copies returns the number of other hosts that are known to have an entry. It sends no message.
 	Copies(fp uint64) int
-	// Takes says whether a host is there that may take what this one evicts.
+	// Takes reports whether there is a host that may take entries evicted by this one.
 	Takes() bool
-	// Offer asks it to take an entry, and waits until it has or will not: [moves.ErrRefused].
+	// Offer offers an entry to that host and waits for the result. The error is [moves.ErrRefused] if the host does not take
+	// the entry.
 	Offer(ctx context.Context, o *Offer) error
 }
 
-// Scheduler is for tests. It replaces the clock and the timers of a shared root, so that what its hosts do to each
-// other repeats from a seed: a host makes a step when [Store.Maintain] says so, one host at a time.
+// Scheduler replaces the clock and the timers of a shared root in tests, so that the interaction of its hosts can be repeated
+// from a seed. A host makes a step when [Store.Maintain] is called, one host at a time.
 type Scheduler struct {
 	Now func() time.Duration
-	// Wait is called where the host would wait for others. It lets each of them make a step, and the caller by step.
+	// Wait is called where a host would wait for others. It lets each of them make a step, and the caller itself by calling
+	// step.
 	Wait func(step func())
 }
 
-// Offer is an entry that another host is to take.
+// Offer is an entry that is offered to another host.
 type Offer struct {
 	Namespace kv.Digest
 	Group     uint32
 	Key       kv.Key
 	Tenant    uint32
 	Ranks     uint64
-	Lease     *Lease // of it alone, which ends when Offer returns
+	Lease     *Lease // holds only this entry; ends when Offer returns
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// What package moves copies is read as by a load and written as by a put.
+// Package moves copies entries by reading them like a load and writing them like a put.
 
-// movedPiece is a piece that is copied.
+// movedPiece is the source of a copy.
 type movedPiece struct{ *Piece }
 
 func (p movedPiece) ReadAt(b []byte, off int64) (int, error) { return p.file.ReadAt(b, off) }
 func (p movedPiece) Cancelled() bool                         { return p.move.Cancelled() }
 
-// openMoved opens a piece of an entry that is pinned.
+// openMoved opens a piece of a pinned entry for a copy.
 func (r *root) openMoved(m *entries.Move, rank uint32) (moves.Piece, error) {
 	p := &Piece{root: r, mark: m.Mark, rank: rank, move: m}
 	if err := p.pin(); err != nil {
@@ -36,21 +36,22 @@ func (r *root) openMoved(m *entries.Move, rank uint32) (moves.Piece, error) {
 	return movedPiece{p}, nil
 }
 
-// movedTo is the put of a piece that is copied.
+// movedTo is the destination of a copy.
 type movedTo struct {
 	staging.File
 	*Put
 	decodes bool
 }
 
-// Decodes says whether compressed pieces come as version 1: memory from which plain ones are loaded faster holds those.
+// Decodes reports whether compressed pieces are copied decompressed, as version 1. This is so for memory, from which
+// uncompressed pieces load faster.
 func (t movedTo) Decodes() bool { return t.decodes }
 
-// Name is the one that the place policy gave the copy.
+// Name returns the name that the place policy gave the copy. It is empty for the built-in name.
 func (t movedTo) Name() string { return t.Put.name }
 
 func (t movedTo) Commit(ctx context.Context) error {
-	if t.Compresses() { // the file was made as large as it could become
+	if t.Compresses() { // the file was created with the largest possible size
 		if err := staging.Shrink(t.File, t.size); err != nil {
 			return err
 		}
@@ -64,7 +65,7 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 		Namespace: e.Namespace, Group: h.Group, Parent: h.Parent, Key: h.Key, Depth: h.Depth, Rank: h.Rank, Ranks: e.Pieces,
 		Tenant: h.Tenant, copy: &copyOf{e, h, l},
 	})
-	if errors.Is(err, moves.ErrBehind) && !e.Here { // what it waits for is offered before it is tried again
+	if errors.Is(err, moves.ErrBehind) && !e.Here { // offer the entries that it waits for before the next attempt
 		for _, r := range l.roots {
 			r.leaving.Step()
 		}
@@ -85,7 +86,8 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 	case put.Compresses():
 		put.size = put.FileBytes()
 	}
-	// A file in memory that grew part by part would lie in as many runs, and a GPU takes each by itself: it has its memory at once, as that of a store.
+	// A file in memory that grew in parts would be scattered over as many runs, and a GPU copies each run separately. So all of
+	// its memory is allocated now, as for a store.
 	if _, err := staging.MemoryOf(f, put.size); err != nil {
 		put.Abort(err)
 		return nil, err
@@ -93,7 +95,8 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 	return movedTo{f, put, decodes}, nil
 }
 
-// offer offers a copy of the i-th entry of a lease to the nearest level, unless it is from there, or moves already.
+// offer offers a copy of the i-th entry of a lease to the nearest level. It returns nil if the entry is there already, is being
+// moved, or is not taken.
 func (l *Lease) offer(i int, kind moves.Kind) *moves.Entry {
 	nearest, g := l.store.levels[0], l.grants[i]
 	if g.Slot == index.None || l.store.roots[g.Root].level == nearest {
@@ -116,8 +119,9 @@ func (l *Lease) offer(i int, kind moves.Kind) *moves.Entry {
 	return v
 }
 
-// promote offers what a lease was granted in farther levels to the nearest one, also where computing it was as fast as loading it from there,
-// and what was loaded from the nearest to the next. The pins are still the lease's.
+// promote offers copies of a lease's entries when the lease ends. Entries from farther levels are offered to the nearest level,
+// even if loading them from there was no faster than computing them. Loaded entries of the nearest level are offered to the
+// next one. The lease still holds its pins.
 func (l *Lease) promote(loaded bool) {
 	if len(l.store.levels) < 2 {
 		return
@@ -134,8 +138,8 @@ func (l *Lease) promote(loaded bool) {
 	}
 }
 
-// prefetch asks for copies in the nearest level of what a new lease has in farther ones. The lease gets each when it is
-// there, and loads what has no copy yet from where it was found.
+// prefetch requests copies in the nearest level of a new lease's entries in farther levels. The lease switches to each copy
+// when it has arrived, and until then loads the entry from where it was found.
 func (l *Lease) prefetch() {
 	for i := range l.grants {
 		v := l.offer(i, moves.Prefetch)
@@ -151,7 +155,7 @@ func (l *Lease) prefetch() {
 	}
 }
 
-// endPrefetch cancels the copies that have not come.
+// endPrefetch cancels the copies that have not arrived.
 func (l *Lease) endPrefetch(coming map[int]*moves.Entry) {
 	if len(coming) == 0 {
 		return
@@ -162,8 +166,8 @@ func (l *Lease) endPrefetch(coming map[int]*moves.Entry) {
 	l.store.mover.Prune()
 }
 
-// came pins a copy of the i-th entry in a level for the lease, while that lasts and has no nearer one. It says whether it
-// did.
+// came pins a copy of the i-th entry in a level for the lease, unless the lease has ended or has a nearer copy. It reports
+// whether it did.
 func (l *Lease) came(i int, to *level, prefetched bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -185,8 +189,8 @@ func (l *Lease) came(i int, to *level, prefetched bool) bool {
 	return false
 }
 
-// Approach pins the nearest whole copy of the i-th entry, which may have come nearer since the lookup. A load calls it
-// before it opens its pieces: that Root says where they are read, and no Open looks through the levels.
+// Approach pins the nearest complete copy of the i-th entry, which may have come nearer since the lookup. A load calls it
+// before it opens the pieces. Afterwards Root returns the root from which they are read, and Open does not search the levels.
 func (l *Lease) Approach(i int) {
 	if len(l.store.levels) < 2 || !l.Has(i) {
 		return

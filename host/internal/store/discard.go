@@ -9,33 +9,33 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// DiscardRequest names entries of one group that are not needed any more.
+// DiscardRequest names entries of one group that are no longer needed.
 type DiscardRequest struct {
 	Namespace *catalog.Namespace
 	Group     uint32
 	Keys      []kv.Key
-	Tenant    uint32 // entries of others stay
+	Tenant    uint32 // entries of other tenants stay
 }
 
-// DiscardResult says what became of one key of a [DiscardRequest].
+// DiscardResult is the result for one key of a [DiscardRequest].
 type DiscardResult uint8
 
-// The results.
+// Results of a discard.
 const (
 	DiscardAbsent DiscardResult = iota
 	DiscardRemoved
-	DiscardInUse       // a lease has it, or a piece of it is being loaded or stored
-	DiscardOtherTenant // another tenant stored it
-	DiscardUnavailable // it is, or may be, in a root that cannot be written to or is still being scanned, or it is not known yet who stored it
+	DiscardInUse       // leased, or a piece of it is being loaded or stored
+	DiscardOtherTenant // stored by another tenant
+	DiscardUnavailable // in a root that cannot be written or is still being scanned, or stored by a tenant that is not known yet
 )
 
-// discardStep is how many keys are looked for under a root's lock at a time.
+// discardStep is the most keys that are searched under a root's lock at a time.
 const discardStep = 256
 
-// Discard removes entries with all their pieces, but none that is in use or that another tenant stored. A copy from one
-// level to another is no use: it ends without a result. Discard returns one result for each key. Lookups miss a removed
-// entry at once, and its files are unlinked before Discard returns. Those in a shared root the evicting host unlinks,
-// unless another host uses them.
+// Discard removes entries with all their pieces, except entries in use and entries that another tenant stored. A copy between
+// levels does not count as use: it is cancelled. Discard returns a result for each key. Lookups miss a removed entry at once,
+// and its files are unlinked before Discard returns. Files in a shared root are unlinked by the evicting host, unless another
+// host uses them.
 func (s *Store) Discard(q DiscardRequest) ([]DiscardResult, error) {
 	if s.closed.Load() {
 		return nil, ErrClosed
@@ -45,7 +45,7 @@ func (s *Store) Discard(q DiscardRequest) ([]DiscardResult, error) {
 		return nil, err
 	}
 	results := make([]DiscardResult, len(q.Keys))
-	for range min(2, len(s.levels)) { // what moved to a root before it was seen to have gone is found the second time
+	for range min(2, len(s.levels)) { // the second pass finds entries that moved to a root before their removal was noticed
 		for _, r := range s.roots {
 			for from := 0; from < len(q.Keys); from += discardStep {
 				to := min(from+discardStep, len(q.Keys))
@@ -56,7 +56,7 @@ func (s *Store) Discard(q DiscardRequest) ([]DiscardResult, error) {
 	return results, nil
 }
 
-// and is the result for a key that has these two in two roots. Where there are levels, another copy may be left.
+// and combines the results for a key in two roots. With several levels, another copy may be left.
 func (d DiscardResult) and(o DiscardResult, levels int) DiscardResult {
 	if levels == 1 && (d == DiscardRemoved || o == DiscardRemoved) {
 		return DiscardRemoved
@@ -64,7 +64,7 @@ func (d DiscardResult) and(o DiscardResult, levels int) DiscardResult {
 	return max(d, o)
 }
 
-// discard removes the entries of keys that are in this root.
+// discard removes the entries of keys in this root.
 func (r *root) discard(c *catalog.Class, keys []kv.Key, tenant uint32, results []DiscardResult) {
 	var removed []entries.Eviction
 	_ = r.store.discarding.Take(context.Background(), tenant)
@@ -84,7 +84,7 @@ func (r *root) discard(c *catalog.Class, keys []kv.Key, tenant uint32, results [
 	r.Unlock()
 	r.store.discarding.Give()
 	for i := range removed {
-		_, _ = r.owner.unlink(&removed[i], removed[i].Pieces) // it logs what fails, and retries
+		_, _ = r.owner.unlink(&removed[i], removed[i].Pieces) // it logs failures and retries
 	}
 	r.Lock()
 	for i := range removed {
@@ -93,8 +93,7 @@ func (r *root) discard(c *catalog.Class, keys []kv.Key, tenant uint32, results [
 	r.Unlock()
 }
 
-// discardable says what becomes of the entry in a slot: DiscardRemoved if it can be removed. The caller holds the
-// root's lock.
+// discardable returns the result for the entry in a slot: DiscardRemoved if it can be removed. The root's lock must be held.
 func (r *root) discardable(slot, tenant uint32) DiscardResult {
 	switch {
 	case slot == index.None && (r.Scanning() || r.unavailable.Load()):

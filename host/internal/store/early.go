@@ -8,10 +8,11 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
 
-// mostEarly is how many entries are remembered that came before their memory.
+// mostEarly is the most entries that are remembered because they came before their memory was allocated.
 const mostEarly = 1 << 14
 
-// earlies are the entries that a level would have if its memory had been there when they came. They come near as it comes.
+// earlies are entries that belong in a level but were stored in a farther one, because the level's memory was not allocated
+// yet. They are copied to the level as its memory becomes available.
 type earlies struct {
 	mu   sync.Mutex
 	list []early // oldest first
@@ -31,7 +32,7 @@ func (l *earlies) add(e early) {
 	l.list = append(l.list, e)
 }
 
-// latest takes the latest entry that is whole, and forgets those that have gone.
+// latest takes the latest complete entry and forgets entries that are gone.
 func (l *earlies) latest() (m *entries.Move, from *root) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,14 +46,14 @@ func (l *earlies) latest() (m *entries.Move, from *root) {
 		}
 		whole := stands && from.Index.At(e.Slot).Is(index.Complete)
 		from.Unlock()
-		if m != nil || !stands || whole { // what is whole and moves already is looked at by that move's end
+		if m != nil || !stands || whole { // an entry that is complete and being moved already is handled by that move
 			l.list = append(l.list[:at], l.list[at+1:]...)
 		}
 	}
 	return m, from
 }
 
-// bringNear offers as many of the early entries to the root's level as it has room for now.
+// bringNear offers the root's level as many of the early entries as it has room for now.
 func (r *root) bringNear() {
 	for room := r.ready(); room > 0; {
 		m, from := r.level.early.latest()
@@ -61,7 +62,7 @@ func (r *root) bringNear() {
 		}
 		v := &moves.Entry{Move: m, Kind: moves.Promotion, From: &from.origin, To: r.level, Wanted: true}
 		if !v.Offer(r.store.mover) {
-			if !r.level.Holds(m.Fingerprint) { // too much waits
+			if !r.level.Holds(m.Fingerprint) { // too many entries are waiting
 				r.level.early.add(early{from, m.Mark})
 			}
 			return

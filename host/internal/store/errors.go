@@ -10,45 +10,44 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/health"
 )
 
-// A store is not made.
+// Errors of stores.
 var (
-	// ErrResident says that the piece is there already, or is being written by another put.
+	// ErrResident means that the piece exists already or is being written by another put.
 	ErrResident = entries.ErrResident
-	// ErrRefused says that the admission policy does not want the entry.
+	// ErrRefused means that the admit policy does not want the entry.
 	ErrRefused = errors.New("store: admission refused")
-	// ErrNoSpace says that the evict policy freed too little: the store is shed.
+	// ErrNoSpace means that the evict policy freed too little, so that the store was shed.
 	ErrNoSpace = capacity.ErrNoSpace
-	// ErrRootOut says that the root, or each of them, is out of service at present.
+	// ErrRootOut means that the root, or every root, is out of service at present.
 	ErrRootOut = health.ErrOut
-	// ErrSync says that the piece could not be made durable; it is dropped.
+	// ErrSync means that the piece could not be made durable and was dropped.
 	ErrSync = files.ErrSync
-	// ErrShort says that a piece was published before all of it was written.
+	// ErrShort means that a piece was published before all of it was written.
 	ErrShort = errors.New("store: piece is not written to its end")
-	// errAllocating says that a root in memory will have room for the entry, and has not yet.
+	// errAllocating means that a root in memory will have room for the entry when its memory is allocated.
 	errAllocating = errors.New("store: memory is being allocated")
-	// ErrPutOver says that the put was published or aborted before.
+	// ErrPutOver means that the put was already published or aborted.
 	ErrPutOver = errors.New("store: put is over")
 )
 
-// A load fails.
+// Errors of loads.
 var (
-	// ErrLeaseOver says that the lease was released, or never covered the key.
+	// ErrLeaseOver means that the lease was released or never covered the key.
 	ErrLeaseOver = errors.New("store: lease is over")
-	// ErrGone says that the entry or its file vanished; the entry is dropped.
+	// ErrGone means that the entry or its file has disappeared. The entry is dropped.
 	ErrGone = errors.New("store: entry is gone")
 )
 
-// The store as a whole.
+// Errors of the store as a whole.
 var (
-	// ErrRootBusy says that another host has the root.
+	// ErrRootBusy means that another host has locked the root.
 	ErrRootBusy = files.ErrBusy
-	// ErrConfig is a configuration that cannot be.
+	// ErrConfig means that the configuration is not valid.
 	ErrConfig = errors.New("store: bad configuration")
-	// ErrUnknownNamespace is a request for a namespace that was not opened, or for a group or rank that the namespace
-	// lacks.
+	// ErrUnknownNamespace means that the namespace was not opened, or that it lacks the group or rank.
 	ErrUnknownNamespace = catalog.ErrUnknownNamespace
-	// ErrNoPolicy says that no policy of that name has the role.
+	// ErrNoPolicy means that no policy with that name has the role.
 	ErrNoPolicy = catalog.ErrNoPolicy
-	// ErrClosed says that the store was closed.
+	// ErrClosed means that the store was closed.
 	ErrClosed = errors.New("store: closed")
 )

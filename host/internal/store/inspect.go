@@ -8,18 +8,18 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/health"
 )
 
-// Inspection is what a store knows about one of its roots.
+// Inspection is the state of one root as the store knows it.
 type Inspection struct {
 	Dir     string
-	Used    int64 // bytes in the root's account
-	Missing int64 // of those, bytes reserved for pieces that are not there
+	Used    int64 // bytes in the account
+	Missing int64 // the part of Used that is reserved for missing pieces
 	InUse   int   // entries that are pinned, being written or being removed
 }
 
-// Inspect is for tests. It calls visit, unless that is nil, with what it finds in each root; until visit returns no
-// root reserves or frees anything, so that visit can compare the account with the disk. The error says where the index
-// of a root contradicts itself or the root's account: between operations it never does, within one it may. Inspect
-// looks at every entry and holds up every caller of the store.
+// Inspect is for tests. It calls visit with the state of each root, unless visit is nil. Until visit returns, no root reserves
+// or frees anything, so that visit can compare the account with the disk. The error describes an inconsistency of a root's
+// index, in itself or with the root's account. There must be none between operations, but there may be one during an operation.
+// Inspect examines every entry and blocks all callers of the store.
 func (s *Store) Inspect(visit func([]Inspection)) error {
 	var err error
 	list := make([]Inspection, len(s.roots))
@@ -40,20 +40,20 @@ func (s *Store) Inspect(visit func([]Inspection)) error {
 	return err
 }
 
-// Task is a part of a store's own work.
+// Task is a part of a store's background work.
 type Task uint8
 
 const (
 	// RetryRemovals removes files that could not be removed before.
 	RetryRemovals Task = iota
-	// Probe looks at a root. One that is out of service, or takes no stores, is put back when it can be.
+	// Probe checks a root. A root that is out of service or takes no stores is returned to service if possible.
 	Probe
-	// Step is one step of a shared root that has a [Scheduler].
+	// Step makes one step of a shared root with a [Scheduler].
 	Step
 )
 
-// Maintain does a part of a root's own work at once; the root is named by its place in [Config.Roots]. A store does all
-// of it by itself: this is for tests, which set the periods of that work to hours so that a run repeats.
+// Maintain runs a part of a root's background work at once. root is an index of [Config.Roots]. It is for tests: they set the
+// periods of background work to hours, so that a run can be repeated.
 func (s *Store) Maintain(ctx context.Context, root int, task Task) error {
 	if s.closed.Load() {
 		return ErrClosed

@@ -11,11 +11,11 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// SharedStats is a root's part among the hosts that share it.
+// SharedStats describes this host's part in a shared root.
 type SharedStats = shared.Stats
 
-// newJoint is the joint owner of a root. The evictor makes room, ahead of need too, and no entry leaves for a lower level: this host
-// may not be the evictor.
+// newJoint returns the joint owner of a root. The evictor of the hosts makes room, including the room that is made ahead of
+// need. No entry leaves for a lower level, because this host may not be the evictor.
 func newJoint(r *root) *joint {
 	c := &joint{
 		root: r, kept: r.kept, set: &r.Set, began: r.store.cfg.Now(), pending: map[shared.ID]*pendingEviction{},
@@ -36,7 +36,7 @@ func (r *joint) reserve(ctx context.Context, w reservation) error {
 	return r.reserveCredit(ctx, w.Want, credit, func() error { return w.booked(r.root) })
 }
 
-// createTemp implements [owner]: a temporary stands among this host's, where the others find it.
+// createTemp implements [owner]. The temporary is among those of this host, so that the others find it.
 func (r *joint) createTemp(p *Put) (staging.File, error) {
 	temp, err := r.member.Temp(r.root.store.seq.TempName(p.target), p.credit)
 	if err != nil {
@@ -50,24 +50,24 @@ func (r *joint) createTemp(p *Put) (staging.File, error) {
 	return r.guard(r.root.metered(f), p.credit), nil
 }
 
-// publish implements [owner]. After an error the evictor clears the temporary.
+// publish implements [owner]. After an error, the evictor removes the temporary.
 func (r *joint) publish(p *Put, info staging.Info) error {
 	rec := p.record()
 	rec.Bytes = pieceformat.Padded(info.Allocated)
 	err := r.publishRecord(p.temp, p.target, rec, &p.credit)
 	if err == nil || errors.Is(err, shared.ErrDoubt) {
-		p.temp = "" // the member's
+		p.temp = "" // the member has taken it over
 	}
 	if err == nil || errors.Is(err, shared.ErrFenced) {
 		return err
 	}
 	if now, look := r.root.FS.Stat(p.target); look == nil && now.Same(info) {
-		return nil // it happened all the same
+		return nil // the publication succeeded in spite of the error
 	}
 	return err
 }
 
-// settle implements [owner]. Where the temporary would not go the put's credit stays with it.
+// settle implements [owner]. If the temporary could not be removed, the credit of the put stays with it.
 func (r *joint) settle(p *Put, temp string, left int64) {
 	credit := p.credit
 	p.credit = shared.Credit{}
@@ -90,7 +90,7 @@ func (r *joint) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 	return fmt.Errorf("a damaged file has the name: %w", damage)
 }
 
-// withdraw implements [owner]: the file stays, because others may have it, and is booked as one that is not served.
+// withdraw implements [owner]. The file stays, because other hosts may use it. It is booked as a file that is not served.
 func (r *joint) withdraw(p *Put) { r.overlook(p.class.FileBytes()) }
 
 func (r *joint) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
@@ -98,13 +98,13 @@ func (r *joint) unlink(v *entries.Eviction, pieces uint64) (left int64, failed e
 	return 0, nil
 }
 
-// recover implements [owner]. A host that wants a bucket for itself locks it, and then looks for others; this one has joined, and then
-// looks for the lock: of two that start at the same time one sees the other.
+// recover implements [owner]. A host that wants a bucket for itself takes the lock and then looks for members. This host has
+// become a member and then looks for the lock. If both start at the same time, one of them sees the other.
 func (r *joint) recover(context.Context) error {
 	if err := r.join(r.root.recovery); err != nil {
 		return err
 	}
-	r.root.warnOfSpace(func(s staging.Space) int64 { return s.Total }) // of which other hosts have some
+	r.root.warnOfSpace(func(s staging.Space) int64 { return s.Total }) // other hosts use a part of it
 	if r.audits == nil {
 		return nil
 	}
@@ -115,7 +115,7 @@ func (r *joint) recover(context.Context) error {
 	return fmt.Errorf("%w: %s: a host has it for itself: stop it, or set shared = true there too", ErrRootBusy, r.kept.Path)
 }
 
-// record describes the piece for the other hosts.
+// record returns the record of the piece for the other hosts.
 func (p *Put) record() shared.Record {
 	return shared.Record{
 		Op: shared.Published, Names: namesOf(p.q.Rank, p.name), Namespace: p.class.Namespace.Digest, Group: p.class.Group,

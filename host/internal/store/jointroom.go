@@ -19,17 +19,17 @@ import (
 )
 
 const (
-	// creditPolls is how long a put waits for credit, in polls: the evictor has to see that it is wanted, propose victims,
-	// and hear from everybody.
+	// creditPolls is the number of polls that a put waits for credit. In that time the evictor has to notice the request,
+	// propose victims, and receive the answers of all hosts.
 	creditPolls = 6
 	leastWait   = 2 * time.Second
-	// mostWaiting puts wait for credit, the others are shed at once: each keeps others from storing what has its key's
-	// stripe.
+	// mostWaiting is the most puts that wait for credit. Further puts are shed at once, because a waiting put blocks others
+	// with keys of the same stripe.
 	mostWaiting = 64
 )
 
-// reserveCredit books a put's bytes against credit, if the put can take any, and calls enter with the lock held. The evictor
-// makes room for the bytes. When enter fails it has released them. It takes the lock.
+// reserveCredit books the bytes of a put against credit, if it can take credit, and calls enter with the lock held. The evictor
+// makes room for the bytes. If enter fails, it must have released them. It takes the lock.
 func (r *joint) reserveCredit(ctx context.Context, w capacity.Want, credit *shared.Credit, enter func() error) error {
 	r.set.Lock()
 	defer r.set.Unlock()
@@ -41,7 +41,8 @@ func (r *joint) reserveCredit(ctx context.Context, w capacity.Want, credit *shar
 	r.set.Account.Commit(w.Tenant, w.Bytes)
 	err := enter()
 	if err != nil && credit != nil {
-		// The bytes have left the account; the evictor, which subtracts those in flight, must not see one without the other.
+		// The bytes have left the account. The evictor subtracts the bytes in flight and must not see only one of the two
+		// changes.
 		r.inFlight -= credit.Bytes()
 		r.member.Give(*credit)
 		*credit = shared.Credit{}
@@ -49,7 +50,7 @@ func (r *joint) reserveCredit(ctx context.Context, w capacity.Want, credit *shar
 	return err
 }
 
-// takeCreditUnlocking gets credit, and waits for it for a while. The lock is held, and released during the wait.
+// takeCreditUnlocking takes credit, and waits for it for a limited time. The lock must be held. It is released during the wait.
 func (r *joint) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, bytes int64) error {
 	var over <-chan time.Time
 	for passed := 0; ; passed++ {
@@ -94,7 +95,7 @@ func (r *joint) noCredit(bytes int64) error {
 		capacity.ErrNoSpace, r.kept.Path, bytes)
 }
 
-// returnCredit gives credit back: nothing that was written on it is on the disk any more. It takes the lock.
+// returnCredit returns credit. Nothing that was written against it may be on the disk any more. It takes the lock.
 func (r *joint) returnCredit(credit shared.Credit) {
 	if credit.Bytes() == 0 {
 		return
@@ -105,8 +106,8 @@ func (r *joint) returnCredit(credit shared.Credit) {
 	r.member.Give(credit)
 }
 
-// publishRecord gives a temporary its name, and spends its credit. Before the evictor can learn of the piece it counts as one
-// that is there.
+// publishRecord gives a temporary its name and uses up the credit. The bytes no longer count as in flight before the evictor
+// can learn of the piece.
 func (r *joint) publishRecord(temp, target string, rec shared.Record, credit *shared.Credit) error {
 	bytes := credit.Bytes()
 	r.set.Lock()
@@ -131,7 +132,7 @@ func (r *joint) publishRecord(temp, target string, rec shared.Record, credit *sh
 	return nil
 }
 
-// mayEnter implements [owner]. A removal is not waited for: it may wait for hosts that are silent.
+// mayEnter implements [owner]. It does not wait for a removal, which may itself wait for silent hosts.
 func (r *joint) mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error {
 	slot := r.set.Index.Find(fp, cl.Base, key)
 	if r.pending[shared.ID{Namespace: cl.Namespace.Digest, Group: cl.Group, Key: *key}] != nil ||
@@ -144,8 +145,8 @@ func (r *joint) mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error {
 	return nil
 }
 
-// propose tells the evictor that pieces of an entry that leaves this host's index are to go. Their bytes are in the account
-// until they do, next to the entry's. It takes the lock.
+// propose asks the evictor to remove pieces of an entry that leaves this host's index. Until they are removed, their bytes are
+// in the account in addition to the entry's. It takes the lock.
 func (r *joint) propose(d *entries.Eviction, pieces uint64) {
 	var there uint64
 	var left int64
@@ -196,8 +197,8 @@ func (r *joint) reportDamaged(cl *catalog.Class, rec shared.Record) {
 	r.member.ReportDamaged(rec)
 }
 
-// guard makes a file that fails with [shared.ErrFenced] once its put's credit is void. The file has no name then, and
-// no host counts what is written to it.
+// guard returns a file that fails with [shared.ErrFenced] when the credit of its put is void. The file has no name then, and no
+// host counts its bytes.
 func (r *joint) guard(f staging.File, credit shared.Credit) staging.File {
 	return &guarded{File: f, root: r, credit: credit}
 }

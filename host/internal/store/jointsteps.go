@@ -22,16 +22,17 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// joint is the [owner] of a root that several hosts share. One of them evicts for all, which lends the others
-// credit for what they write and removes what they report. An entry gets bytes rank by rank, because other hosts may write
-// the other ranks, and nothing is granted while this host may have missed a removal.
+// joint is the [owner] of a root that several hosts share. One of the hosts evicts for all. It grants the others credit for
+// their writes, and removes the pieces that they report. Bytes of an entry are reserved rank by rank, because other hosts may
+// write the other ranks. No entry is granted to lookups while this host may have missed a removal.
 //
-// A joint owner connects the entries and files of its root with a member of the protocol in package shared, which says why the
-// protocol holds. A piece is written against credit. Temporaries are in the directory of the member. No host takes a name away
-// because its file is damaged or unwanted: it proposes that (propose, reportDamaged), and the evictor removes the file when no
-// host has it leased.
+// A joint owner connects the entries and files of its root with a member of the protocol in package shared, which explains why
+// the protocol is correct. A piece is written against credit. Temporaries are in the directory of the member. No host frees the
+// name of a damaged or unwanted file itself. It proposes the removal (propose, reportDamaged), and the evictor removes the file
+// when no host has leased it.
 //
-// The lock of the entries guards the counts. No file is touched and no member is asked to write under it.
+// The counters are guarded by the lock of the entries. While it is held, no file is accessed and the member is not asked to
+// write.
 type joint struct {
 	root  *root
 	kept  *keptDir
@@ -39,33 +40,34 @@ type joint struct {
 	began time.Time
 
 	newMember func() (member, error)
-	walk      func(ctx context.Context, c *scan) error // looks at every file
-	confirms  bool                                     // walk drops what is not there, so that entries outlive a membership
-	audits    *audits                                  // of a bucket
+	walk      func(ctx context.Context, c *scan) error // scans every file
+	confirms  bool                                     // walk forgets entries without files, so that entries may outlive a membership
+	audits    *audits                                  // set for a bucket
 	member    member
 	ended     chan struct{} // closed when the steps have ended
 	stop      context.CancelFunc
-	gate      []io.Closer // held until this host has joined the others
+	gate      []io.Closer // locks held until this host has joined the others
 
-	busy    atomic.Bool   // the first scan is under way
-	ticket  uint64        // of the last scan that was begun: Scan's, and then steps'
-	scanned atomic.Uint64 // likewise, for its judge
+	busy    atomic.Bool   // the first scan is running
+	ticket  uint64        // ticket of the last scan that was started; used by scan and then by steps
+	scanned atomic.Uint64 // the same, for the scan's judge
 
-	set *entries.Set // its lock guards the rest
+	set *entries.Set // its lock guards the following fields
 
-	firstScan  *scan // while it runs: entries are told to the evict policy when all are there
+	firstScan  *scan // the first scan while it is running; the evict policy is told about entries when all are known
 	pending    map[shared.ID]*pendingEviction
-	awaited    map[met]int64 // bytes of files that others published while this host writes their pieces
-	met        []sight       // what scans have met of entries that this host writes
-	overlooked int64         // bytes of files that the last scan could make nothing of
-	// bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
+	awaited    map[met]int64 // bytes of files that others published while this host writes pieces of the same entry
+	met        []sight       // pieces that scans found of entries that this host is writing
+	overlooked int64         // bytes of files that the last scan could not use
+	// inFlight is the bytes in the account that are covered by credit: pieces being written, and temporaries that could not be
+	// removed.
 	inFlight int64
 	waiting  int // puts that wait for credit
-	// entries that were removed since the scan began that is under way; nil: there is none
+	// removed holds entries that were removed since the running scan began. It is nil if no scan is running.
 	removed map[shared.ID]bool
 }
 
-// member is this host's part in a protocol of the hosts that share a root: see [shared.Member], and [bucket.Member].
+// member is this host's part in the protocol of the hosts that share a root: see [shared.Member] and [bucket.Member].
 type member interface {
 	Step() error
 	Leave() error
@@ -87,20 +89,19 @@ type member interface {
 	ReportDamaged(r shared.Record)
 }
 
-// met is a file of an entry, by its path below the root.
+// met identifies a file of an entry by its path below the root.
 type met struct {
 	shared.ID
 	rel string
 }
 
-// pendingEviction is an entry that is in the journal, or that this host wants to have there: it is neither granted nor
-// stored.
+// pendingEviction is an entry that is in the journal, or that this host wants to have there. It is neither granted nor stored.
 type pendingEviction struct {
 	entries.Eviction
-	entry    bool            // Eviction is of an entry of the index, which is leaving
-	batch    bool            // it is in the journal
-	orphaned int64           // bytes in the account besides the entry's
-	learned  map[string]bool // files that were met since; their bytes are in orphaned, or are the entry's
+	entry    bool            // Eviction belongs to an entry of the index, which is leaving
+	batch    bool            // the entry is in the journal
+	orphaned int64           // bytes in the account in addition to the entry's
+	learned  map[string]bool // files found since then; their bytes are in orphaned or belong to the entry
 }
 
 func (d *pendingEviction) learn(rel string) {
@@ -110,7 +111,7 @@ func (d *pendingEviction) learn(rel string) {
 	d.learned[rel] = true
 }
 
-// files are those of the entry that is leaving.
+// files returns the files of the entry that is leaving.
 func (d *pendingEviction) files() []string {
 	if !d.entry {
 		return nil
@@ -120,13 +121,13 @@ func (d *pendingEviction) files() []string {
 
 func (d *pendingEviction) has(rel string) bool { return slices.Contains(d.files(), rel) }
 
-// joinTimeout is how long a host waits for others that are joining.
+// joinTimeout is the longest time that a host waits for others that are joining.
 const joinTimeout = 5 * time.Second
 
-// unique is a number that no other host has, either.
+// unique returns a random number that no other host has.
 func unique() uint64 {
 	var b [8]byte
-	_, _ = rand.Read(b[:]) // it never fails
+	_, _ = rand.Read(b[:]) // never fails
 	return binary.LittleEndian.Uint64(b[:])
 }
 
@@ -137,11 +138,11 @@ func (r *joint) directoryMember() (member, error) {
 	}, backend{r})
 }
 
-// join joins the others, and makes steps until [joint.leave]. What is there a scan finds, while sessions use the root:
-// scans judges what it meets by [judge].
+// join joins the other hosts and makes steps until [joint.leave]. A scan finds the existing entries while sessions already use
+// the root. It uses [judge] for the files that it finds.
 func (r *joint) join(scans *recovery) error {
 	r.scans, scans.overlooked = scans, &r.overlooked
-	if err := r.kept.removeCheckpoint(); err != nil { // of a run that had the root to itself
+	if err := r.kept.removeCheckpoint(); err != nil { // left by a run that had the root for itself
 		return err
 	}
 	m, err := r.newMember()
@@ -170,8 +171,7 @@ func (r *joint) join(scans *recovery) error {
 	return nil
 }
 
-// scan waits until this host is admitted, and looks at what is there. Until all was seen, the evict policy is told
-// nothing.
+// scan waits until this host is admitted, and then scans the root. The evict policy is told nothing until the scan is complete.
 func (r *joint) scan(ctx context.Context) error {
 	if err := r.admission(ctx); err != nil {
 		return err
@@ -185,7 +185,7 @@ func (r *joint) scan(ctx context.Context) error {
 	}
 	first := r.firstScan
 	first.order()
-	first.End(ctx, func(booked int64) { // it has learned of other hosts' pieces until now
+	first.End(ctx, func(booked int64) { // pieces of other hosts were added to it until now
 		r.set.Account.Add(capacity.Orphans, first.Orphaned()-booked)
 		r.overlooked += first.Orphaned()
 		r.firstScan = nil
@@ -195,7 +195,7 @@ func (r *joint) scan(ctx context.Context) error {
 	return nil
 }
 
-// admission waits for an evictor to take this host in.
+// admission waits until an evictor admits this host.
 func (r *joint) admission(ctx context.Context) error {
 	tick := time.NewTicker(r.root.cfg.Poll / 8)
 	defer tick.Stop()
@@ -214,7 +214,7 @@ func (r *joint) admission(ctx context.Context) error {
 	return nil
 }
 
-// step makes one step under a [Scheduler], with the scan if one is due.
+// step makes one step under a [Scheduler], including a scan if one is due.
 func (r *joint) step(ctx context.Context) {
 	r.lookAgain()
 	_ = r.member.Step()
@@ -237,7 +237,7 @@ func (r *joint) clock() time.Duration {
 	return r.root.store.cfg.Now().Sub(r.began)
 }
 
-// rescan looks at every file again, as a host does that was given up and has joined again.
+// rescan scans every file again, as a host does after it was excluded and has joined again.
 func (r *joint) rescan(ctx context.Context) error {
 	r.scanned.Store(r.member.Ticket())
 	r.set.Lock()
@@ -254,7 +254,7 @@ func (r *joint) rescan(ctx context.Context) error {
 	return err
 }
 
-// leave ends the host's part. Nothing else uses the root any more.
+// leave ends the membership of this host. Nothing else may use the root any more.
 func (r *joint) leave() {
 	defer r.unlockJoin()
 	if r.stop == nil {
@@ -267,13 +267,13 @@ func (r *joint) leave() {
 	r.stop = nil
 }
 
-// silence ends the steps. To the other hosts this one looks as if it had been killed.
+// silence ends the steps. To the other hosts, this host looks as if it had been killed.
 func (r *joint) silence() {
 	r.stop()
 	<-r.ended
 }
 
-// work does the member's work, and audits, until the context is done.
+// work runs the steps and the audits until the context is done.
 func (r *joint) work(ctx context.Context) {
 	defer close(r.ended)
 	var audits sync.WaitGroup
@@ -307,7 +307,7 @@ func (r *joint) steps(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-tick.C:
-		case <-time.After(r.root.cfg.Poll / 8): // the most that kicks hurry it
+		case <-time.After(r.root.cfg.Poll / 8): // shortest interval to which wakeups can reduce the steps
 			kicked = r.member.Wakeups()
 		}
 		if kicked != nil {
@@ -323,7 +323,7 @@ func (r *joint) steps(ctx context.Context) {
 			if err == nil {
 				r.member.Scanned(r.ticket)
 			} else {
-				r.ticket = 1 // never a member's: again
+				r.ticket = 1 // not the ticket of any member, so that the scan is repeated
 			}
 		default:
 		}
@@ -343,8 +343,8 @@ func stepLevel(err error) slog.Level {
 	return slog.LevelWarn
 }
 
-// lock implements [owner]: it takes the lock of a host that has the root for itself, until this one has joined. In a bucket a lock
-// that a host left must lapse; hosts that join do not keep each other out.
+// lock implements [owner]. It takes the lock of a host that has the root for itself, and holds it until this host has joined.
+// In a bucket, the lock of a dead host must lapse first, and hosts that join do not exclude each other.
 func (r *joint) lock(ctx context.Context) error {
 	if r.audits == nil {
 		return r.lockJoin(ctx)
@@ -380,14 +380,14 @@ func (r *joint) lockJoin(ctx context.Context) (err error) {
 }
 
 func (r *joint) unlockJoin() {
-	_ = health.Unlock(r.gate) // the locks go with the descriptors
+	_ = health.Unlock(r.gate) // closing the descriptors releases the locks
 	r.gate = nil
 }
 
-// grants says whether lookups may grant entries.
+// grants implements [owner].
 func (r *joint) grants() bool { return r.member.Fresh() }
 
-// stats are the member's, nil before this host has joined.
+// stats returns the statistics of the member, or nil before this host has joined.
 func (r *joint) stats() *shared.Stats {
 	if r.member == nil {
 		return nil

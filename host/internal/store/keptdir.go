@@ -15,14 +15,14 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// keptDir is the files in a root that the store keeps for itself.
+// keptDir manages the store's own files in a root.
 type keptDir struct {
 	*files.Dir
 	Catalog  *catalog.Catalog
 	Sequence *files.Sequence
 }
 
-// Replace replaces a file, durably, name included.
+// Replace replaces a file. Content and name are durable when it returns.
 func (d *keptDir) Replace(rel string, write func(staging.File) error) error {
 	name := d.Slash + rel
 	if err := pieceformat.ReplaceFile(d.FS, d.Sequence.TempName(name), name, true, write); err != nil {
@@ -31,7 +31,7 @@ func (d *keptDir) Replace(rel string, write func(staging.File) error) error {
 	return d.FS.SyncDir(d.Slash + pieceformat.MetaDir)
 }
 
-// Keep writes a file with these bytes into a directory below the root, and its copy, durably, unless they are there.
+// Keep writes a file and its copy durably into a directory below the root, unless they exist with this content.
 func (d *keptDir) Keep(dir, base string, data []byte) error {
 	for _, dir := range pieceformat.Copies(dir) {
 		if err := d.keep(dir, base, data); err != nil {
@@ -44,7 +44,7 @@ func (d *keptDir) Keep(dir, base string, data []byte) error {
 func (d *keptDir) keep(dir, base string, data []byte) error {
 	name := d.Slash + dir + "/" + base
 	if old, _, err := d.Read(dir + "/" + base); err == nil && bytes.Equal(old, data) {
-		return d.syncNames(dir) // whoever wrote it may have been killed before that
+		return d.syncNames(dir) // its writer may have been killed before the names were durable
 	}
 	err := health.Clear(d.FS, name, false, d.Log)
 	if err == nil {
@@ -56,7 +56,7 @@ func (d *keptDir) keep(dir, base string, data []byte) error {
 	return d.syncNames(dir)
 }
 
-// heal writes a file again of which one copy is missing or damaged.
+// heal writes a file again if one of its two copies is missing or damaged.
 func (d *keptDir) heal(dir string, digest kv.Digest, data []byte, bad error) {
 	if data == nil || bad == nil {
 		return
@@ -77,7 +77,7 @@ func (d *keptDir) syncNames(dir string) error {
 	return nil
 }
 
-// loadNamespaces gives the catalog the texts of namespaces that the root holds.
+// loadNamespaces adds the texts of namespaces in the root to the catalog.
 func (d *keptDir) loadNamespaces() error {
 	for _, dir := range pieceformat.Copies(pieceformat.NamespacesDir) {
 		list, err := d.FS.ReadDir(d.Slash + dir)
@@ -93,7 +93,8 @@ func (d *keptDir) loadNamespaces() error {
 	return nil
 }
 
-// readTries is how often a namespace's text is read, so that a transient error does not cost what is in the namespace.
+// readTries is the most times that a namespace's text is read, so that a temporary error does not lose the pieces of the
+// namespace.
 const readTries = 3
 
 func (d *keptDir) loadNamespace(digest kv.Digest) {
@@ -116,7 +117,7 @@ func (d *keptDir) loadNamespace(digest kv.Digest) {
 	d.Catalog.AddText(digest, string(text), err)
 }
 
-// Plan finds a plan, for pieces written under an earlier layout.
+// Plan returns a plan of pieces that were written under an earlier layout.
 func (d *keptDir) Plan(digest kv.Digest) (*kv.Plan, error) {
 	if known, ok := d.Catalog.Plans.Load(digest); ok {
 		return known.(*kv.Plan), nil
@@ -134,13 +135,13 @@ func (d *keptDir) Plan(digest kv.Digest) (*kv.Plan, error) {
 	return nil, err
 }
 
-// budgetFile keeps the count of a root's write budget. It implements [capacity.BudgetFile].
+// budgetFile stores the count of a root's write budget. It implements [capacity.BudgetFile].
 type budgetFile struct {
 	Kept *keptDir
 	Name string
 }
 
-// Load reads the count, zeros when there is none.
+// Load implements [capacity.BudgetFile]. It returns zeros if there is no count.
 func (f budgetFile) Load() (day, bytes int64, err error) {
 	text, _, err := f.Kept.Read(f.Name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -156,22 +157,22 @@ func (f budgetFile) Load() (day, bytes int64, err error) {
 	return day, bytes, nil
 }
 
-// Save replaces the count.
+// Save implements [capacity.BudgetFile].
 func (f budgetFile) Save(day, bytes int64) error {
 	return f.Kept.Replace(f.Name, pieceformat.Holding(pieceformat.EncodeWritten(day, bytes)))
 }
 
-// saveState writes an evict policy's state for the checkpoint of a time.
+// saveState writes the state of an evict policy. when is the time of the checkpoint to which the state belongs.
 func (d *keptDir) saveState(s policy.State, when int64) error {
 	kept := pieceformat.State{Time: when, Slots: s.Slots, Format: s.Format, Data: s.Data}
 	return d.Replace(pieceformat.StateFile, pieceformat.Holding(kept.Encode()))
 }
 
-// removeState removes the state of an earlier checkpoint. If it stays, its time tells that it does not belong to the
-// next one.
+// removeState removes the state of an earlier checkpoint. If it cannot be removed, its time shows that it does not belong to
+// the next checkpoint.
 func (d *keptDir) removeState() { _ = d.FS.Remove(d.Path + "/" + pieceformat.StateFile) }
 
-// loadState reads the state that belongs to the checkpoint of a time, or the zero State when there is none.
+// loadState reads the state that belongs to the checkpoint with a time. It returns the zero State if there is none.
 func (d *keptDir) loadState(when int64) policy.State {
 	var s pieceformat.State
 	err := d.Open(pieceformat.StateFile, func(f staging.File, info staging.Info) (err error) {

@@ -10,32 +10,33 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
 
-// Lease is a pin on the entries that a lookup found. It is safe for concurrent use.
+// Lease pins the entries that a lookup found. It is safe for concurrent use.
 type Lease struct {
 	store  *Store
-	share  Share // nil: it is no other host's
+	share  Share // nil unless another host holds the lease
 	hits   int
 	bytes  int64
 	scarce bool
 	short  bool
-	grants []grant           // by key; a slot of none was not granted
+	grants []grant           // by key; the slot is None if the key was not granted
 	found  [MaxLevels]uint32 // hits by level, nearest first
 
 	mu     sync.Mutex
 	over   bool
-	loaded bool                 // something was opened
-	hit    bool                 // it counts as a hit, and no other lookup goes on from it
-	near   map[int]grant        // nearer copies than those granted, by key
-	coming map[int]*moves.Entry // copies that the lookup has asked for, by key
+	loaded bool                 // a piece was opened
+	hit    bool                 // counts as a hit, and no later lookup of the same request continues from it
+	near   map[int]grant        // copies nearer than those in grants, by key
+	coming map[int]*moves.Entry // copies that the lookup has requested, by key
 }
 
-// Hits is the length of the run that was found, or the number of entries where the group is looked up by membership.
+// Hits returns the number of leading keys that were found. In a group that is looked up by membership, it returns the number of
+// entries that were found.
 func (l *Lease) Hits() int { return l.hits }
 
-// Has says whether the i-th key was granted.
+// Has reports whether the i-th key was granted.
 func (l *Lease) Has(i int) bool { return i >= 0 && i < len(l.grants) && l.grants[i].Slot != index.None }
 
-// Root is the directory of the root where the i-th key was granted, or empty.
+// Root returns the path of the root in which the i-th key was granted. It is empty if the key was not granted.
 func (l *Lease) Root(i int) string {
 	if !l.Has(i) {
 		return ""
@@ -43,17 +44,18 @@ func (l *Lease) Root(i int) string {
 	return l.store.roots[l.granted(i).Root].Path
 }
 
-// Holds is the size of the entries that were found. It is scarce if entries with pins had more than three quarters of one of their
-// roots: what is stored there has to find room in the rest.
+// Holds returns the size of the granted entries. scarce is true if pinned entries used more than three quarters of one of their
+// roots, so that new entries must find room in the rest.
 func (l *Lease) Holds() (bytes int64, scarce bool) { return l.bytes, l.scarce }
 
-// Short says that more is there than [PinShare] lets the lease have.
+// Short reports whether the lookup found entries that [PinShare] or [TenantShare] kept it from granting.
 func (l *Lease) Short() bool { return l.short }
 
 // Seen is a set of entries.
 type Seen struct{ roots [][]uint64 } // a bit for each slot
 
-// Unseen enters the lease's entries, and returns the size of those that were not in the set, if all are of one size.
+// Unseen adds the lease's entries to the set, and returns the size of those that were not in it. It assumes that all entries
+// have the same size.
 func (l *Lease) Unseen(s *Seen) int64 {
 	n := 0
 	for _, g := range l.grants {
@@ -75,24 +77,24 @@ func (l *Lease) Unseen(s *Seen) int64 {
 	return int64(n) * l.bytes / int64(max(1, l.hits))
 }
 
-// Place is a root where a lookup found keys.
+// Place is a root in which a lookup found keys.
 type Place struct {
 	Root  string
 	Level int
 	Hits  int
 }
 
-// Places appends the roots where the lookup found keys, nearest first.
+// Places appends the roots in which the lookup found keys, nearest first.
 func (l *Lease) Places(list []Place) []Place {
 	l.leads(list, func(_ int, all []Place) { list = all })
 	slices.SortStableFunc(list, func(a, b Place) int { return a.Level - b.Level })
 	return list
 }
 
-// mostLeads bounds how often Leads calls yield: roots may take turns.
+// mostLeads bounds the calls of yield by Leads: neighbouring keys may be in alternating roots.
 const mostLeads = 16
 
-// Leads calls yield with numbers of leading keys that end where the root changes, and where those keys were found.
+// Leads calls yield with numbers of leading keys after which the root changes, and the places of those keys.
 func (l *Lease) Leads(list []Place, yield func(keys int, places []Place)) {
 	last := 0
 	l.leads(list, func(keys int, places []Place) {
@@ -126,7 +128,7 @@ func (l *Lease) leads(list []Place, yield func(keys int, places []Place)) {
 	yield(len(l.grants), list)
 }
 
-// granted is the nearest copy that the lease has.
+// granted returns the nearest copy that the lease has pinned.
 func (l *Lease) granted(i int) grant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,7 +138,7 @@ func (l *Lease) granted(i int) grant {
 	return l.grants[i]
 }
 
-// Release gives the pins back. Pieces that are open stay usable until they are closed.
+// Release ends the pins. Open pieces stay usable until they are closed.
 func (l *Lease) Release() {
 	l.mu.Lock()
 	over, loaded, hit, near, coming := l.over, l.loaded, l.hit, l.near, l.coming
@@ -178,8 +180,8 @@ func (l *Lease) Release() {
 	}
 }
 
-// chosen is the copy of the i-th key nearer than the one granted, if the lease has one. A copy that is being made is not
-// waited for, and not wanted any more.
+// chosen returns the lease's copy of the i-th key that is nearer than the granted one, if there is one. A copy that is still
+// being made is cancelled, since the load does not wait for it.
 func (l *Lease) chosen(i int) (near grant, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -191,7 +193,7 @@ func (l *Lease) chosen(i int) (near grant, ok bool) {
 	return near, ok
 }
 
-// Open opens the piece of the i-th key for reading. The caller closes it.
+// Open opens a piece of the i-th key for reading. The caller must close it.
 func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 	if !l.Has(i) {
 		return nil, fmt.Errorf("%w: it does not cover key %d", ErrLeaseOver, i)
@@ -219,7 +221,7 @@ func (l *Lease) open(g grant, rank uint32) (*Piece, error) {
 	return p, nil
 }
 
-// hold pins a piece's entry while the lease still has one.
+// hold pins the entry of a piece unless the lease has ended.
 func (l *Lease) hold(p *Piece) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

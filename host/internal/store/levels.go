@@ -15,32 +15,32 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
 
-// hierarchy is a store's roots, and the levels that they make. Bytes of other hosts are in one root, which is the last one and has the
-// farthest level for itself.
+// hierarchy holds the roots of a store and their levels. The bytes of other hosts are in one root, which is the last one and
+// the only root of the farthest level.
 type hierarchy struct {
 	roots   []*root  // as configured
 	levels  []*level // nearest first
-	beyond  *level   // the level of the other hosts' root; nil: no host lends
-	lent    []*level // the own levels that other hosts borrow from: a remote one is not among them, as they reach it as soon themselves
-	offered *level   // the last own level, where hosts offer each other what they evict; nil: it is not offered
+	beyond  *level   // level of the other hosts' root; nil if no host lends
+	lent    []*level // own levels from which other hosts borrow; remote levels are excluded, because other hosts reach them just as fast
+	offered *level   // last own level, where hosts offer each other evicted entries; nil if there are no offers
 }
 
-// level is the roots that are equally near. An entry may have a copy in each level. It implements [moves.Level].
+// level is the set of roots with the same distance. An entry may have a copy in each level. It implements [moves.Level].
 type level struct {
 	store    *Store
-	number   int      // the configuration's
-	places   []uint32 // the roots' places in the configuration
+	number   int      // number in the configuration
+	places   []uint32 // positions of the roots in the configuration
 	roots    []*root
-	count    moves.Counters // counts moves to the level
-	said     saying         // what the log has of shed copies; only the upkeep of the first root uses it
-	nearing  atomic.Int64   // bytes of copies that loads make
-	early    earlies        // entries that are in a farther level, because memory was being allocated when they came
-	turnover turnover       // kept where the level is offered
-	hits     atomic.Uint64  // keys that lookups were granted here
-	loaded   atomic.Uint64  // bytes of pieces that loads have opened here
+	count    moves.Counters // moves to this level
+	said     saying         // last log message about shed copies; used only by the upkeep of the first root
+	nearing  atomic.Int64   // bytes of copies that running loads are making
+	early    earlies        // entries that went to a farther level because memory was still being allocated
+	turnover turnover       // maintained in the offered level
+	hits     atomic.Uint64  // keys that lookups were granted in this level
+	loaded   atomic.Uint64  // bytes of pieces that loads opened in this level
 }
 
-// hierarchyOf are the levels of a configuration. Their roots are not open yet.
+// hierarchyOf returns the levels of a configuration. Their roots are not open yet.
 func hierarchyOf(s *Store) (h hierarchy) {
 	for number := range MaxLevels {
 		l := &level{store: s, number: number}
@@ -71,12 +71,12 @@ func hierarchyOf(s *Store) (h hierarchy) {
 	return h
 }
 
-// at is the level with a number.
+// at returns the level with a number.
 func (h *hierarchy) at(number int) *level {
 	return h.levels[slices.IndexFunc(h.levels, func(l *level) bool { return l.number == number })]
 }
 
-// own are the levels that take stores, nearest first.
+// own returns the levels that take stores, nearest first.
 func (h *hierarchy) own() []*level {
 	if h.beyond == nil {
 		return h.levels
@@ -84,7 +84,7 @@ func (h *hierarchy) own() []*level {
 	return h.levels[:len(h.levels)-1]
 }
 
-// ours are the roots of the own levels.
+// ours returns the roots of the own levels.
 func (h *hierarchy) ours() []*root {
 	if h.beyond == nil {
 		return h.roots
@@ -92,13 +92,13 @@ func (h *hierarchy) ours() []*root {
 	return h.roots[:len(h.roots)-len(h.beyond.roots)]
 }
 
-// onward are the own levels from this one on.
+// onward returns this level and the own levels behind it.
 func (l *level) onward() []*level {
 	own := l.store.own()
 	return own[slices.Index(own, l):]
 }
 
-// below is the next own level, or nil.
+// below returns the next own level, or nil.
 func (l *level) below() *level {
 	if l == l.store.beyond || len(l.onward()) == 1 {
 		return nil
@@ -106,8 +106,8 @@ func (l *level) below() *level {
 	return l.onward()[1]
 }
 
-// choose is the root of a new entry in the level: the place policy's choice, if it is of the level, or the one with
-// most room, among those that take stores. One that is full is chosen when there is no other.
+// choose returns the root for a new entry in the level, among the roots that take stores. It prefers the place policy's choice,
+// then the root with the most room. A full root is chosen only if there is no other.
 func (l *level) choose(chosen uint32) (*root, error) {
 	at := slices.Index(l.places, chosen)
 	only := len(l.roots) == 1
@@ -191,7 +191,8 @@ func (l *level) Log(e *moves.Entry, cause error) {
 	l.store.log.Debug("an entry is not copied to another level", "kind", e.Kind, "to_level", l.number, "error", cause)
 }
 
-// countCopies finds entries with copies in several roots, so that readers of changes get the last one's end.
+// countCopies finds entries with copies in several roots, so that readers of changes are told of a removal only when the last
+// copy is gone.
 func countCopies(s *Store) {
 	if s.copies == nil {
 		return
@@ -203,7 +204,8 @@ func countCopies(s *Store) {
 	entries.CountCopies(sets)
 }
 
-// ways are the levels that the copy of an entry may go to: what leaves may go beyond the next one, as what is new.
+// ways returns the levels to which an entry may be copied. An entry that leaves its level may go beyond the next level, as a
+// new entry may.
 func (l *level) ways(e *moves.Entry) []*level {
 	if e.Leaves() {
 		return l.onward()
@@ -222,19 +224,19 @@ func (l *level) DropPart(e *moves.Entry) {
 	}
 }
 
-// Settle is for tests: it waits until everything has left that is to leave, and no move is under way.
+// Settle is for tests. It waits until all entries that are due have left, and no move is under way.
 func (s *Store) Settle(ctx context.Context) error {
 	if s.mover == nil {
 		return nil
 	}
 	return s.mover.Settle(ctx, func() {
 		for _, r := range s.roots {
-			r.leaving.Step() // a copy that came may let others leave
+			r.leaving.Step() // an arrived copy may let other entries leave
 		}
 	})
 }
 
-// drain copies to the next level what roots would lose, within a time.
+// drain copies the entries that volatile roots would lose to the next level, within a time limit.
 func (s *Store) drain(limit time.Duration) {
 	if s.mover == nil || limit <= 0 {
 		return
@@ -247,7 +249,7 @@ func (s *Store) drain(limit time.Duration) {
 	}
 }
 
-// drain copies to the next level what the root would lose.
+// drain copies the entries that the root would lose to the next level.
 func (r *root) drain(ctx context.Context) {
 	if !r.cfg.Volatile || r.leaving.To == nil || r.leaving.Peers || !r.Health.Serves() {
 		return
@@ -261,14 +263,14 @@ func (r *root) drain(ctx context.Context) {
 		"move.shutdown")
 }
 
-// keep copies an entry to the next level where the root writes that soon.
+// keep copies an entry to the next level if the root is configured to write at this time.
 func (r *root) keep(m entries.Mark, on Write) {
 	if r.cfg.Write >= on && r.leaving.To != nil && !r.leaving.Peers && !r.store.copies.Several(m.Fingerprint) {
 		r.leaving.Through(m)
 	}
 }
 
-// of is the configuration of the mover between levels.
+// of returns the configuration of the mover between levels.
 func (m Moves) of(loads *moves.Loads, levels []*level) moves.Config {
 	c := moves.Config{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Loads: loads}
 	for _, l := range levels[1:] {
@@ -280,16 +282,16 @@ func (m Moves) of(loads *moves.Loads, levels []*level) moves.Config {
 	return c
 }
 
-// saying is what the log has of copies that a level's entries went without.
+// saying is the state of the log message about shed copies.
 type saying struct {
 	next time.Time
 	shed uint64
 }
 
-// saidEvery is how often the log says so at most.
+// saidEvery is the shortest interval of that message.
 const saidEvery = time.Minute
 
-// sayShed logs that entries of the level go without a copy in the next one, or wait for it in vain.
+// sayShed logs that entries of the level left without a copy in the next level, or that copies were shed.
 func (l *level) sayShed() {
 	below, now := l.below(), l.store.cfg.Now()
 	if below == nil || now.Before(l.said.next) {

@@ -19,26 +19,27 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// lister is a file system that tells names and sizes of a thousand files at the price of one head.
+// lister is a file system that lists the names and sizes of a thousand files at the cost of reading one header.
 type lister interface {
 	List(ctx context.Context, dir string, found func(rel string, size int64, modified time.Time)) error
 }
 
-// listing is a scan by names and sizes. Entries all pieces of which stand under built-in names are served and evicted from then on.
-// What only heads say of them, parent, depth and tenant, is read behind it: see describe. All other files are looked at.
+// listing is a scan by names and sizes. An entry is served and evicted from then on if all of its pieces have built-in names.
+// Parent, depth and tenant are only in the headers, which are read later: see describe. The headers of all other files are read
+// at once.
 type listing struct {
 	*scan
-	heads errgroup.Group            // reads those of files that are not listed
-	whole map[*catalog.Class]uint64 // ranks
+	heads errgroup.Group            // readers of headers of files that are not entered by name
+	whole map[*catalog.Class]uint64 // ranks that make an entry complete, by class
 
-	foreign string // below it another root stands
+	foreign string // directory of another root that was met
 	head    pieceformat.Header
 	keyLen  uint32
-	stem    []byte  // of the pieces that follow each other: their names up to the rank
-	ranks   []int64 // sizes of them by rank, -1: none
+	stem    []byte  // name up to the rank of the pieces collected so far
+	ranks   []int64 // sizes of these pieces by rank; -1 if missing
 }
 
-// list looks at every file.
+// list scans every file.
 func (c *scan) list(ctx context.Context, from lister) error {
 	l := &listing{scan: c, whole: map[*catalog.Class]uint64{}}
 	l.heads.SetLimit(c.by.root.store.cfg.ScanWorkers)
@@ -73,7 +74,7 @@ func (l *listing) found(rel string, size int64, modified time.Time) {
 	l.head.StoreTime = max(l.head.StoreTime, modified.UnixNano())
 }
 
-// lookAt looks at a file that is not entered by its name.
+// lookAt reads the header of a file that is not entered by its name.
 func (l *listing) lookAt(rel string) {
 	l.heads.Go(func() error {
 		l.look(rel)
@@ -81,7 +82,7 @@ func (l *listing) lookAt(rel string) {
 	})
 }
 
-// hidden says that a file is in a directory that scans leave out.
+// hidden reports whether a file is in a directory that scans skip.
 func (l *listing) hidden(rel string) bool {
 	if l.foreign != "" && strings.HasPrefix(rel, l.foreign) {
 		return true
@@ -95,7 +96,7 @@ func (l *listing) hidden(rel string) bool {
 	return strings.Contains("/"+dir, "/.")
 }
 
-// enter enters the entry of the pieces that followed each other.
+// enter enters the entry of the pieces collected so far.
 func (l *listing) enter() {
 	if len(l.ranks) == 0 {
 		return
@@ -112,7 +113,7 @@ func (l *listing) enter() {
 	l.stem, l.ranks = l.stem[:0], l.ranks[:0]
 }
 
-// wants are the ranks that make an entry of a class whole, by the head of the first that was met.
+// wants returns the ranks that make an entry of a class complete. It reads them from the header of the first such piece.
 func (l *listing) wants(cl *catalog.Class) uint64 {
 	ranks := l.whole[cl]
 	if ranks == 0 {
@@ -125,10 +126,10 @@ func (l *listing) wants(cl *catalog.Class) uint64 {
 	return ranks
 }
 
-// describeEvery is the pause before entries are looked at again of which a head could not be read.
+// describeEvery is the pause before headers that could not be read are tried again.
 const describeEvery = 10 * time.Second
 
-// describe reads a head of each entry that was entered by its name, the ones that were stored first at first.
+// describe reads a header of each entry that was entered by its name, the oldest entries first.
 func (r *recovery) describe(ctx context.Context) {
 	r.set.Lock()
 	list := r.set.Index.ByLastTouch()
@@ -164,7 +165,7 @@ func (r *recovery) describeAll(ctx context.Context, list []uint32) {
 	_ = work.Wait()
 }
 
-// describeOne reads the head of a piece of an entry, which goes if there is none or a wrong one, as at a load.
+// describeOne reads the header of a piece of an entry. If the file is missing or wrong, the entry is dropped, as at a load.
 func (r *recovery) describeOne(slot uint32) {
 	s := r.set
 	s.Lock()

@@ -14,45 +14,49 @@ type LookupRequest struct {
 	Namespace *catalog.Namespace
 	Group     uint32
 	Keys      []kv.Key
-	Ranks     uint64 // the pieces that are needed, one bit per rank; 0: all ranks of the namespace
-	Request   uint32 // 0: none
+	Ranks     uint64 // ranks of the needed pieces, as bits; 0 means all ranks of the namespace
+	Request   uint32 // 0 if the lookup belongs to no request
 	Tenant    uint32
-	Prefetch  bool // copy to the nearest level what is granted from farther away
-	Pin       bool // only to keep what is there: no hit and no touch, and at most PinShare of a root
-	// lend is the share of the other host that asks, if one does: no hit, at most PinShare of a root, and only what this host has near.
+	Prefetch  bool // copy entries that are granted in farther levels to the nearest one
+	Pin       bool // only keep entries resident: no hit, no touch, and at most PinShare of a root
+	// lend is the share of another host if the lookup is for that host. It then counts no hit, is limited to PinShare of a
+	// root, and finds only entries in the lent levels.
 	lend Share
-	// Leading is for [Store.Lend]: a run from the first key on, whatever the group is looked up by.
+	// Leading is for [Store.Lend]. It limits the lookup to the leading keys, even in a group that is looked up by membership.
 	Leading bool
-	// After is the lease of a first lookup with the same request, since which more may be there. It is released.
+	// After is the lease of an earlier lookup for the same request, which is repeated because more entries may have arrived.
+	// Lookup releases it.
 	After *Lease
 }
 
-// Share is what another host has of this one's roots under leases. Its methods are called with the root's lock held.
+// Share limits the entries of this host's roots that another host may lease. Its methods are called with the root's lock held.
 type Share interface {
-	// Take takes an entry for one more lease, or refuses it. Leases may have most entries of the root, of which so many are left. With most 0 it
-	// refuses none: other leases have the entry, or leases have few.
+	// Take records one more lease of an entry, or refuses it. most is the number of entries of the root that leases may have,
+	// and left is the unused part of it. With most 0 it must not refuse, because the entry is leased already or leases have few
+	// entries.
 	Take(root, slot uint32, most, left int) bool
-	// Give ends that of one lease.
+	// Give ends the record of one lease.
 	Give(root, slot uint32)
 }
 
-// PinShare is the part of a root where lookups to pin find nothing more that no lease has: the rest is for what is stored next.
+// PinShare is the part of a root up to which lookups with Pin grant entries without a lease. The rest stays available for new
+// entries.
 const PinShare = 0.5
 
-// TenantShare is the part of a root that entries of one tenant may have under leases where there are several: a lookup finds no more of
-// them. Nor does it find any that no lease has where those that have one take as much as they leave, or, for others than their tenant, half
-// as much.
+// TenantShare is the part of a root that leases may hold of one tenant's entries if there are several tenants. Beyond it,
+// lookups grant no further entries of the tenant. They also grant no unleased entry when the tenant's leased entries take as
+// much of the root as is left. For lookups by another tenant, the limit is half of the rest.
 const TenantShare = 0.5
 
-// Lookup grants a lease on the entries that are there with all the pieces needed: the run from the first key on, or, in
-// a group that is looked up by membership, each one. Every entry granted is pinned until the lease is released. A lease
-// without hits is given too.
+// Lookup grants a lease on the resident entries that have all needed pieces. These are the leading keys up to the first missing
+// one or, in a group that is looked up by membership, each key. Every granted entry is pinned until the lease is released. A
+// lookup without hits returns a lease, too.
 func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	if s.closed.Load() {
 		return nil, ErrClosed
 	}
 	c, err := q.Namespace.OpenClass(q.Group)
-	if q.lend != nil { // no session here need have opened it
+	if q.lend != nil { // no session of this host need have opened it
 		c, err = q.Namespace.Class(q.Group), nil
 	}
 	if err != nil {
@@ -93,9 +97,9 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		w.endShadows(q.Keys[asked:])
 	}
 	if len(l.grants) < cap(l.grants)/2 {
-		l.grants = append([]grant(nil), l.grants...) // a lease, and its request, may last
+		l.grants = append([]grant(nil), l.grants...) // a lease may last, so it should not keep unused memory
 	}
-	if q.After != nil { // before the prefetch: an entry has one copy under way, which this cancels
+	if q.After != nil { // before the prefetch: an entry can have only one copy under way, and the release cancels it
 		q.After.mu.Lock()
 		q.After.hit = false
 		q.After.mu.Unlock()
@@ -113,7 +117,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	return l, nil
 }
 
-// counted counts a lookup, or what more it found than the first one of its request.
+// counted counts a lookup. For a repeated lookup it counts only the additional hits.
 func (s *Store) counted(l, first *Lease, keys int) {
 	if first == nil {
 		s.count.lookups.Add(1)
@@ -126,48 +130,48 @@ func (s *Store) counted(l, first *Lease, keys int) {
 	s.count.hits.Add(uint64(max(l.hits, first.hits) - first.hits))
 }
 
-// Has says whether an entry is in an own root.
+// Has reports whether an own root has a complete entry.
 func (s *Store) Has(fp uint64) bool { return holds(s.ours(), fp, index.Complete) }
 
-// walk goes through a lookup's keys, for each from the nearest level on, and enters in the lease what it finds.
+// walk visits the keys of a lookup and enters the found entries in the lease. It searches each key in the nearest level first.
 type walk struct {
 	wanted
 	standing
 	lease   *Lease
 	touches touchLog
 	shadows shadow.Lookup
-	cause   evictor.Cause // the events' cause, with the tenant of the entry that was met last
+	cause   evictor.Cause // cause of the events, with the tenant of the entry that was visited last
 	ahead   index.Prefetch
 }
 
-// wanted is what a walk looks for.
+// wanted is the description of the entries that a walk looks for.
 type wanted struct {
 	class   *catalog.Class
 	keys    []kv.Key
 	ranks   uint64
 	pin     bool // no hit and no touch
-	bounded bool // to PinShare
+	bounded bool // limited to PinShare
 	share   Share
-	several bool // tenants, see TenantShare
-	again   bool // after another lease of the same request
+	several bool // there are several tenants: see TenantShare
+	again   bool // an earlier lease of the same request exists
 	tenant  uint32
 }
 
-// standing is the root that a walk looks at, with its lock. Keys that follow each other are in one root most of the time, so the walk
-// begins each key there and keeps the lock while it stays.
+// standing is the root that a walk has locked. Consecutive keys are usually in the same root, so the walk starts each key there
+// and keeps the lock as long as it stays.
 type standing struct {
 	store   *Store
 	levels  []*level
-	last    [MaxLevels]int // in each level, the root where the last key was found
-	at      int            // the root that is locked
+	last    [MaxLevels]int // by level: the root in which the last key was found
+	at      int            // the locked root
 	locked  bool
 	grants  bool   // the root lets lookups grant its entries
-	owner   uint32 // the owner of the entry that was met last in the root
-	fits    bool   // entries of that owner are of the class
-	seconds int64  // the time of day, once it was asked for
+	owner   uint32 // owner of the entry that was visited last in the root
+	fits    bool   // entries of that owner belong to the wanted class
+	seconds int64  // time of day, once it has been needed
 }
 
-// grant pins and touches the entry of the i-th key, wherever it is.
+// grant finds the entry of the i-th key, pins it and touches it.
 func (w *walk) grant(i int, g *grant) bool {
 	if i%index.PrefetchStep == 0 {
 		w.seek(0)
@@ -210,7 +214,7 @@ func (w *walk) grant(i int, g *grant) bool {
 	return false
 }
 
-// seek goes to the root of a level where the last key was found, and locks it.
+// seek locks the root of a level in which the last key was found.
 func (w *walk) seek(n int) {
 	at := int(w.levels[n].places[w.last[n]])
 	if w.at == at && w.locked {
@@ -223,7 +227,8 @@ func (w *walk) seek(n int) {
 	w.grants = r.Health.Serves() && r.owner.grants()
 }
 
-// second is the time of day in seconds since 1970, by which entries expire. The clock of events counts from the store's start.
+// second returns the time of day in seconds since 1970, for comparison with expiry times. The clock of events counts from the
+// opening of the store.
 func (w *standing) second() int64 {
 	if w.seconds == 0 {
 		w.seconds = w.store.cfg.Now().Unix()
@@ -240,23 +245,25 @@ func (w *walk) leave() {
 	}
 }
 
-// leased is the part of the root that entries with pins have, if all are of one size. The lock is held.
+// leased returns the part of the root that pinned entries use, assuming that all entries have the same size. The lock must be
+// held.
 func (r *root) leased() float64 { return r.part(r.Index.Held()) }
 
-// part is the part of the root that so many entries have.
+// part returns the part of the root that so many entries use.
 func (r *root) part(entries uint32) float64 {
 	return float64(entries) / float64(max(1, r.Index.Len())) * r.Account.Taken()
 }
 
-// shares says whether an entry leaves others their part of the root. It is of owner.
+// shares reports whether granting an entry leaves other tenants their part of the root: see [TenantShare]. w.owner must be the
+// entry's owner.
 func (w *walk) shares(r *root, e *index.Entry) bool {
 	held, all := r.Index.HeldOf(r.Index.Owners()[w.owner].Tenant), r.Index.Len()
-	if 8*held < all && 2*r.Index.Held() < all { // whatever they take
+	if 8*held < all && 2*r.Index.Held() < all { // few entries are pinned, so the exact sizes do not matter
 		return true
 	}
 	its, left, none := r.part(held), 1-r.leased(), e.Pins() == 0
 	switch {
-	case !none && w.again: // the lease before this one has it
+	case !none && w.again: // the lease of the earlier lookup has it
 		return true
 	case w.cause.Tenant != w.tenant:
 		return !none || its < left/2
@@ -264,7 +271,7 @@ func (w *walk) shares(r *root, e *index.Entry) bool {
 	return its <= TenantShare && (!none || its < left)
 }
 
-// bound says whether an entry is within [PinShare], and within what another host may have of that.
+// bound reports whether granting an entry is within [PinShare], and within the share of another host.
 func (w *walk) bound(r *root, slot uint32, e *index.Entry) bool {
 	leased, most, left := r.leased(), 0, 0
 	if e.Pins() == 0 {
@@ -273,7 +280,7 @@ func (w *walk) bound(r *root, slot uint32, e *index.Entry) bool {
 		}
 		if leased >= PinShare/4 {
 			most, left = r.entries(PinShare), r.entries(PinShare-leased)
-			if w.several { // until shares finds no more
+			if w.several { // beyond this, shares refuses
 				left = min(left, r.entries(((1-leased)/2-r.part(r.Index.HeldOf(r.Index.Owners()[w.owner].Tenant)))/1.5))
 			}
 		}
@@ -281,12 +288,12 @@ func (w *walk) bound(r *root, slot uint32, e *index.Entry) bool {
 	return w.share == nil || w.share.Take(uint32(w.at), slot, most, left)
 }
 
-// entries is how many entries have so much of the root.
+// entries returns the number of entries that use a part of the root.
 func (r *root) entries(part float64) int {
 	return int(part * float64(r.Index.Len()) / r.Account.Taken())
 }
 
-// find gives an entry that can be granted, or nil.
+// find returns an entry that can be granted, or nil.
 func (w *walk) find(r *root, likely uint32, fp uint64, k *kv.Key) (uint32, *index.Entry) {
 	x, slot := r.Index, likely
 	var e *index.Entry
@@ -307,7 +314,8 @@ func (w *walk) find(r *root, likely uint32, fp uint64, k *kv.Key) (uint32, *inde
 	return slot, e
 }
 
-// isOf says whether an entry is of the class, and finds its tenant. Nearly all of one lookup have the same owner.
+// isOf reports whether an entry belongs to the wanted class, and determines its tenant. Nearly all entries of a lookup have the
+// same owner.
 func (w *walk) isOf(r *root, e *index.Entry) bool {
 	if id := e.OwnerID(); id != w.owner {
 		o, t := r.Index.Owners()[id], r.store.catalog
@@ -316,7 +324,7 @@ func (w *walk) isOf(r *root, e *index.Entry) bool {
 	return w.fits
 }
 
-// touch makes an entry the most recent and pins it.
+// touch makes an entry the most recently used and pins it.
 func (w *walk) touch(r *root, i int, slot uint32, e *index.Entry, fp uint64) {
 	first := !w.pin && !w.touches.Has(i, fp)
 	r.Moves.Granted(slot, e, first)
@@ -333,7 +341,7 @@ func (w *walk) touch(r *root, i int, slot uint32, e *index.Entry, fp uint64) {
 	}
 }
 
-// endShadows passes on the keys after the first miss, which the lookup itself has no need to look at.
+// endShadows tells the shadows about the keys after the first miss, which the lookup itself does not search.
 func (w *walk) endShadows(rest []kv.Key) {
 	for i := range rest {
 		w.shadows.Miss(kv.Fingerprint(w.class.Namespace.Digest, w.class.Group, rest[i]))

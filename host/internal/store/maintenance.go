@@ -7,11 +7,11 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/health"
 )
 
-// upkeep is a root's own work in the background, a bounded part of it at a time. It ends with ctx.
+// upkeep is the background work of a root, a bounded amount at a time. It ends with ctx.
 func (r *root) upkeep(ctx context.Context) {
 	tick := time.NewTicker(r.store.cfg.UpkeepEvery)
 	defer tick.Stop()
-	for n, next, pause := 1, 1, 1; ; n++ { // pause is how many periods orphans wait
+	for n, next, pause := 1, 1, 1; ; n++ { // pause: periods until the next retry of orphans
 		select {
 		case <-ctx.Done():
 			return
@@ -41,7 +41,7 @@ func (r *root) upkeep(ctx context.Context) {
 	}
 }
 
-// sweepExpired removes a bounded number of entries that have expired and have no readers.
+// sweepExpired removes a bounded number of expired entries without readers.
 func (r *root) sweepExpired(ctx context.Context) {
 	if !r.Health.Takes() {
 		return

@@ -8,26 +8,29 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// nearing is a copy of a piece in the nearest level, in memory, made from the buffers of the load that reads the piece. So what is loaded from
-// a disk comes near at once, however busy the disk is with loads, and its bytes are read once. Package moves copies what does not come
-// so: what no load reads whole, entries of several ranks, compressed pieces, and pieces that go from the file to the GPU directly.
+// nearing is a copy of a piece to the nearest level, in memory, that is made from the buffers of the load that reads the piece.
+// An entry that is loaded from a disk thereby comes near at once, even if the disk is busy with loads, and its bytes are read
+// only once. Package moves copies all other entries: pieces that no load reads completely, entries of several ranks, compressed
+// pieces, and pieces that go directly from the file to the GPU.
 type nearing struct {
 	entry  *moves.Entry
-	level  *level // that it goes to
+	level  *level // destination
 	size   int64
 	put    *Put
-	memory staging.Segments // of the put's file
-	head   *Head            // of the piece
+	memory staging.Segments // memory of the put's file
+	head   *Head            // head of the piece
 
 	mu   sync.Mutex
 	have []bool // by extent
-	left int    // extents that are not there yet
+	left int    // number of missing extents
 }
 
-// nearingShare is the part of the nearest level that loads may fill at a time: until they end it cannot be evicted.
+// nearingShare is the part of the nearest level that running loads may fill, because these entries cannot be evicted until the
+// loads end.
 const nearingShare = 0.25
 
-// Keep copies extents [lo, hi), which a load has verified, to the nearest level if the piece comes nearer so. src has the payload from base on.
+// Keep copies the extents [lo, hi), which a load has verified, to the nearest level if the piece is being copied there. src
+// holds the payload from offset base on.
 func (p *Piece) Keep(lo, hi int, src []byte, base int64) {
 	if !p.isLoad || p.head.Compressed || p.root.level == p.root.store.levels[0] {
 		return
@@ -38,10 +41,10 @@ func (p *Piece) Keep(lo, hi int, src []byte, base int64) {
 	}
 }
 
-// comeNearer begins the copy, if the nearest level is in memory and wants it.
+// comeNearer begins the copy if the nearest level is in memory and wants the piece.
 func (p *Piece) comeNearer() {
 	r, nearest := p.root, p.root.store.levels[0]
-	if near := nearest.roots[0].cfg; !near.Volatile || near.Compressed { // what is compressed on the way is so in the background
+	if near := nearest.roots[0].cfg; !near.Volatile || near.Compressed { // a copy that must be compressed is made in the background
 		return
 	}
 	size := p.header.FileBytes()
@@ -68,7 +71,7 @@ func (p *Piece) comeNearer() {
 	if !v.BeginHere() {
 		return
 	}
-	if v.Pieces != 1<<p.rank { // another rank's came since
+	if v.Pieces != 1<<p.rank { // a piece of another rank has arrived in between
 		v.EndHere(moves.ErrCancelled)
 		return
 	}
@@ -81,7 +84,7 @@ func (p *Piece) comeNearer() {
 	memory, err := staging.MemoryOf(t.File, t.size)
 	if err != nil || memory == nil || t.Compresses() {
 		t.Abort(moves.ErrCancelled)
-		v.EndHere(moves.ErrCancelled) // a copy in the background compresses it on the way
+		v.EndHere(moves.ErrCancelled) // a background copy compresses the piece
 		return
 	}
 	extents := len(p.head.Plan.Extents())
@@ -102,7 +105,7 @@ func (n *nearing) keep(lo, hi int, src []byte, base int64) {
 	}
 }
 
-// end publishes the copy if the load has read all of the piece.
+// end publishes the copy if the load has read the whole piece.
 func (n *nearing) end() {
 	defer n.level.nearing.Add(-n.size)
 	if n.left > 0 {
@@ -111,7 +114,7 @@ func (n *nearing) end() {
 		return
 	}
 	at := n.head.DataOffset
-	for x := range n.have { // what lies between the extents came with some of the reads only
+	for x := range n.have { // the bytes between extents came only with some of the reads
 		from, to := n.head.At(x)
 		n.memory.Clear(at, from)
 		at = to

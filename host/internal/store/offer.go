@@ -14,7 +14,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// elsewhere completes what concerns other hosts of a candidate.
+// elsewhere sets the facts of a candidate that concern other hosts.
 func (s *Store) elsewhere(c *abi.Candidate) {
 	if own := s.own(); own[len(own)-1].number == int(c.To) {
 		c.Flags |= abi.CandidateLast
@@ -31,17 +31,17 @@ func (s *Store) elsewhere(c *abi.Candidate) {
 	}
 }
 
-// offers says whether what the root evicts may be offered to another host, and what another host evicts to it: it is of the last own level,
-// and not where other hosts reach it as soon themselves.
+// offers reports whether the root offers evicted entries to another host, and takes such offers. This is so in the last own
+// level, unless other hosts reach it just as fast.
 func (r *root) offers() bool { return r.level == r.store.offered }
 
-// turnover says how long an offered level takes to replace what it holds.
+// turnover measures the time in which an offered level replaces its content.
 type turnover struct {
 	mu sync.Mutex
 	policy.Turnover
 }
 
-// replaced counts bytes of the level that were evicted.
+// replaced counts bytes that were evicted from the level.
 func (l *level) replaced(bytes int64) {
 	_, content := l.room()
 	l.turnover.mu.Lock()
@@ -57,7 +57,8 @@ func (l *level) room() (free, capacity int64) {
 	return free, capacity
 }
 
-// Turnover is how long the last own level takes to replace what it holds; 0 where it is offered nothing and offers nothing.
+// Turnover returns the time in which the last own level replaces its content. It is 0 if the level makes no offers and takes
+// none.
 func (s *Store) Turnover() time.Duration {
 	l := s.offered
 	if l == nil {
@@ -72,13 +73,14 @@ func (s *Store) Turnover() time.Duration {
 	return max(1, l.turnover.Of(capacity, time.Duration(s.seq.Clock())))
 }
 
-// peerLevel is the level of other hosts as what evicted entries are offered to. It implements [moves.Taker].
+// peerLevel is the level of other hosts as the destination of offers. It implements [moves.Taker].
 type peerLevel struct{ *level }
 
-// Number implements [moves.Level]: moves to it keep no worker from what this host borrows, or takes, which another host may wait for.
+// Number implements [moves.Level]. Its number is separate from that of borrowed entries, so that offers do not occupy the
+// workers of loans and of taken entries, for which another host may wait.
 func (l *peerLevel) Number() int { return MaxLevels }
 
-// DropPart implements [moves.Level]: what the other host has left is not here.
+// DropPart implements [moves.Level]. There is nothing to drop on this host.
 func (l *peerLevel) DropPart(*moves.Entry) {}
 
 // Take implements [moves.Taker].
@@ -99,14 +101,15 @@ func (l *peerLevel) Take(ctx context.Context, e *moves.Entry) error {
 	return moves.ErrCancelled
 }
 
-// Take fetches to the last own level what another host offers and lends, and says whether it has. The admit policy and the mover may refuse.
+// Take fetches an entry that another host offers and lends to the last own level. It reports whether it did. The admit policy
+// and the mover may refuse the entry.
 func (s *Store) Take(ctx context.Context, digest kv.Digest, l *Loan) bool {
 	last := s.offered
 	l.Namespace = s.catalog.Known(digest)
 	if last == nil || l.Namespace == nil || l.Namespace.Class(l.Group) == nil {
 		return false
 	}
-	if !s.catalog.Tenants.Has(l.Tenant) { // the copy gets that of the piece, once that is here and verified
+	if !s.catalog.Tenants.Has(l.Tenant) { // the copy gets the tenant of the piece when the piece has been verified
 		l.Tenant = catalog.UnknownTenant
 	}
 	list, err := s.Borrow(l)

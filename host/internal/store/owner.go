@@ -12,59 +12,62 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// owner is one of the two axes of a root: which hosts write there. A [sole] owner is this host alone; a [joint] owner is this host
-// as one of several. The other axis is the [Medium], where the bytes lie. A root is plain code between the two, which asks the
-// medium for its traits and the configuration whether the root is shared, and TestPairs holds every pair that exists to what
-// follows.
+// owner is one of the two axes of a root: the hosts that write to it. A [sole] owner is this host alone. A [joint] owner is
+// this host as one of several. The other axis is the [Medium], the place of the bytes. A root is plain code between the two. It
+// asks the medium for its traits and the configuration whether the root is shared. TestPairs checks the following rules for
+// every pair that exists.
 //
-// Room. A put that is reserved has its bytes in the root's account, which stays within the root's limit by evictions of
-// this host, or of the one host that evicts for all. A put reserves while it has the root's turn. Where reserve fails,
-// nothing is booked, and the put has no file.
+// Room. The bytes of a reserved put are in the root's account. The account stays within the root's limit by evictions of this
+// host, or of the one host that evicts for all. A put reserves while it has the root's turn. If reserve fails, nothing is
+// booked and the put has no file.
 //
-// Names. A name belongs to one piece: publish gives it or fails, and replaces no file. A file that has the name already is
-// judged by nameTaken, which removes it only if it is this host's to remove. A piece is whole under its name, or is not
-// there.
+// Names. A name belongs to one piece. publish gives the name or fails, and replaces no file. nameTaken judges a file that has
+// the name already, and removes it only if it is this host's to remove. Under its name, a piece is complete or absent.
 //
-// Other hosts. Lookups grant entries only while grants says that this host learns in time of removals by others. Files of an
-// entry that has left the index go once, by unlink, whichever host removes them, and the bytes that are left on the disk stay in
-// the account.
+// Other hosts. Lookups grant entries only while grants reports that this host learns in time of removals by others. The files
+// of an entry that has left the index are removed once, by unlink, regardless of which host removes them. Bytes that are left
+// on the disk stay in the account.
 //
-// The root's lock is not held during a call, unless the method's comment says so.
+// The root's lock is not held during a call unless the method's comment says so.
 type owner interface {
-	// lock keeps hosts away that would use the root in another way. The root's own lock file is held.
+	// lock excludes hosts that would use the root in another way. The root's own lock file is held.
 	lock(ctx context.Context) error
-	// recover finds the entries that are there, or begins a scan.
+	// recover finds the existing entries, or begins a scan.
 	recover(ctx context.Context) error
-	// scan looks at every file, once.
+	// scan scans every file once.
 	scan(ctx context.Context) error
-	// leave ends the host's part. Nothing else uses the root any more.
+	// leave ends this host's use of the root. Nothing else may use the root any more.
 	leave()
 
 	// reserve books the bytes of a put.
 	reserve(ctx context.Context, w reservation) error
-	// mayEnter says why no put can make an entry of a key now, or wait for the key's removal, if so. The root's lock is held.
+	// mayEnter returns an error if a put can neither create an entry of a key now nor wait for the key's removal. The root's
+	// lock is held.
 	mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error
-	// grants says whether lookups may grant entries. The root's lock is held.
+	// grants reports whether lookups may grant entries. The root's lock is held.
 	grants() bool
 
-	// createTemp makes a put's temporary, and names it in the put.
+	// createTemp creates the temporary of a put and sets its name in the put.
 	createTemp(p *Put) (staging.File, error)
-	// publish gives the temporary its name, which it then has alone. It is no error where it has it all the same.
+	// publish renames the temporary to its name, which becomes its only name. It returns no error if the rename has taken
+	// effect in spite of one.
 	publish(p *Put, info staging.Info) error
-	// nameTaken frees a put's name or finds another one: the file that has the name is damaged, or of another key.
+	// nameTaken frees the name of a put, or switches to another name. The file with the name is damaged or belongs to another
+	// key.
 	nameTaken(p *Put, h *pieceformat.Header, damage error) error
-	// settle ends a put's claims on room besides its entry's. Its temporary had a name, if any, and so many bytes are left of it.
+	// settle ends the claims of a put on room other than its entry's. temp is the name that its temporary had, or empty, and
+	// left is the number of bytes that could not be removed.
 	settle(p *Put, temp string, left int64)
 	// withdraw removes the published file of a put that came second or could not be made durable.
 	withdraw(p *Put)
-	// unlink removes files of an evicted entry and returns the bytes of those that are left, and why.
+	// unlink removes files of an evicted entry. It returns the bytes that are left and the reason.
 	unlink(v *entries.Eviction, pieces uint64) (left int64, failed error)
 }
 
-// newTemp is the flags that a temporary is made with.
+// newTemp is the flags for the creation of a temporary.
 const newTemp = os.O_RDWR | os.O_CREATE | os.O_EXCL
 
-// own gives the root its owner, and the judge of its scans.
+// own sets the owner of the root and the judge of its scans.
 func (r *root) own() {
 	r.recovery = &recovery{root: r, kept: r.kept, set: &r.Set}
 	if r.cfg.Shared {

@@ -18,30 +18,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Piece is a published file, open for reading. It pins its entry until it is closed.
+// Piece is a published file that is open for reading. It pins its entry until it is closed.
 type Piece struct {
 	root   *root
 	class  *catalog.Class
 	mark   entries.Mark
 	key    kv.Key
 	rank   uint32
-	given  string // its name, if it is not the built-in one
-	name   string // its path
+	given  string // name below the root if it is not the built-in one
+	name   string // path of the file
 	file   staging.File
 	size   int64
 	head   Head
-	isLoad bool               // moves wait while it is open
-	move   *entries.Move      // that copies it
-	header pieceformat.Header // once Verify has seen it
-	nearer sync.Once          // decides whether it comes nearer while it is read
-	copied *nearing           // nil: it does not
+	isLoad bool               // moves wait while the piece is open
+	move   *entries.Move      // the move that reads the piece, or nil
+	header pieceformat.Header // set by Verify
+	nearer sync.Once          // decides once whether the piece is copied nearer during the load
+	copied *nearing           // nil if it is not
 	closed atomic.Bool
 }
 
-// Head is what a reader needs to know of a piece before its payload.
+// Head is the information before the payload that a reader needs.
 type Head = moves.Head
 
-// pin pins the piece's entry, which has another pin.
+// pin pins the piece's entry. The caller must have another pin on it.
 func (p *Piece) pin() error {
 	at, ok := p.root.PinPiece(p.mark.Slot, p.rank, p.move)
 	if !ok {
@@ -55,7 +55,7 @@ func (p *Piece) open() (err error) {
 	r := p.root
 	p.name = r.path(p.given, p.class, &p.key, p.rank)
 	if err = p.openFile(); errors.Is(err, unix.ESTALE) {
-		err = p.openFile() // once: the name may have a new handle
+		err = p.openFile() // once, since the name may have a new file handle
 	}
 	if err != nil {
 		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, r.unopened(p.mark, p.rank, p.name, err))
@@ -64,7 +64,7 @@ func (p *Piece) open() (err error) {
 	return nil
 }
 
-// openFile opens the file under the piece's name. A directory there is no file: it must not be taken for a damaged one.
+// openFile opens the file with the piece's name. A directory is reported as EISDIR, so that it is not taken for a damaged file.
 func (p *Piece) openFile() error {
 	f, err := staging.OpenDirect(p.root.FS, p.name, os.O_RDONLY, 0)
 	if err != nil {
@@ -73,7 +73,7 @@ func (p *Piece) openFile() error {
 	info, err := f.Stat()
 	if err == nil && info.IsDir() {
 		err = fmt.Errorf("%s: %w", p.name, unix.EISDIR)
-	} else if err == nil && info.Size > p.class.Bound() { // who reads it makes room for so much
+	} else if err == nil && info.Size > p.class.Bound() { // readers allocate memory for that size at most
 		err = fmt.Errorf("%w: %s has %d bytes", pieceformat.ErrDamaged, p.name, info.Size)
 	}
 	if err != nil {
@@ -83,40 +83,41 @@ func (p *Piece) openFile() error {
 	return nil
 }
 
-// Pause closes the file and keeps the pin. Resume opens it again.
+// Pause closes the file and keeps the pin. Resume opens the file again.
 func (p *Piece) Pause() {
-	_ = p.file.Close() // it was only read
+	_ = p.file.Close() // an error has no consequence, as the file was only read
 	p.file = nil
 }
 
-// Resume opens the file of a paused piece. What Verify said of it holds: the entry is pinned, and pieces are immutable.
+// Resume opens the file of a paused piece. The result of Verify stays valid, because the entry is pinned and pieces are
+// immutable.
 func (p *Piece) Resume() error { return p.open() }
 
-// Root is the directory of the root that the piece is in.
+// Root returns the path of the root that holds the piece.
 func (p *Piece) Root() string { return p.root.Path }
 
-// Size is the size of the file.
+// Size returns the size of the file.
 func (p *Piece) Size() int64 { return p.size }
 
-// Expected is what the head of a piece that is written now is like, without its table: most likely this one's. Verify
-// says what it is.
+// Expected returns the head that the piece probably has: that of a piece written now, without its table. Verify returns the
+// real one.
 func (p *Piece) Expected() Head {
 	plan := p.class.Plan
 	compressed := p.size != pieceformat.FileBytes(plan)
 	return Head{Plan: plan, DataOffset: pieceformat.DataOffset(len(plan.Extents()), compressed), Compressed: compressed}
 }
 
-// Decoded enters what was decompressed of the piece, and the time of the codec.
+// Decoded records the bytes that were decompressed and the time of the codec.
 func (p *Piece) Decoded(pages, stored int64, took time.Duration) {
 	p.class.Namespace.Compression.Decoded(pages, stored, took)
 }
 
-// File is the open file. The piece closes it.
+// File returns the open file. The piece closes it.
 func (p *Piece) File() staging.File { return p.file }
 
-// Verify judges the file by its first bytes, at least one [pieceformat.Page] of them: that it is the piece it should
-// be, all of it, and how to read it. When fewer than Head.DataOffset bytes were given the table is left out: call again
-// with more. The Head is the piece's and valid until Close.
+// Verify checks the file by its first bytes, of which head must hold at least one [pieceformat.Page]: that it is the expected
+// piece, that it is complete, and how it is to be read. If head has fewer than Head.DataOffset bytes, the table is not read,
+// and Verify must be called again with more. The result is valid until Close.
 func (p *Piece) Verify(head []byte) (*Head, error) {
 	h, err := pieceformat.DecodeHeader(head)
 	if err != nil {
@@ -145,7 +146,7 @@ func (p *Piece) Verify(head []byte) (*Head, error) {
 	return &p.head, nil
 }
 
-// expects compares a header with what the index says the file is.
+// expects compares a header with the piece in the index.
 func (p *Piece) expects(h *pieceformat.Header) error {
 	c := p.class
 	switch {
@@ -163,8 +164,8 @@ func (p *Piece) expects(h *pieceformat.Header) error {
 	return nil
 }
 
-// Bad says that the piece's bytes are not what was stored, or could not be read. Its entry is dropped at once, so that the
-// next lookup misses, and the file goes into quarantine; not where the cause is a condition of another sort, which passes.
+// Bad reports that the bytes of a piece are wrong or could not be read. The entry is dropped at once, so that the next lookup
+// misses, and the file goes to quarantine. Neither happens if the cause is a temporary condition.
 func (p *Piece) Bad(cause error) {
 	if p.root.spares(p.mark, p.name, cause) {
 		return
@@ -172,7 +173,7 @@ func (p *Piece) Bad(cause error) {
 	p.root.dropDamaged(p.mark, p.rank, p.name, cause)
 }
 
-// Close closes the file and gives the pin back. It may be called again.
+// Close closes the file and ends the pin. It may be called more than once.
 func (p *Piece) Close() {
 	if p.closed.Swap(true) {
 		return
@@ -181,7 +182,7 @@ func (p *Piece) Close() {
 		p.copied.end()
 	}
 	if p.file != nil {
-		_ = p.file.Close() // it was only read
+		_ = p.file.Close() // an error has no consequence, as the file was only read
 	}
 	p.root.UnpinPiece(p.mark, p.move)
 	if p.isLoad {

@@ -16,8 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Publish makes the piece visible under its name, and its entry resident when it is the last one missing. The order is:
-// bytes durable (Strict), no replacing rename, name durable (Strict), index. When it fails the put is aborted.
+// Publish makes the piece visible under its name. The entry becomes resident if this is its last missing piece. The steps are:
+// make the bytes durable (Strict), rename without replacing, make the name durable (Strict), enter the piece in the index. If a
+// step fails, the put is aborted.
 func (p *Put) Publish(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -40,7 +41,7 @@ func (p *Put) Publish(ctx context.Context) error {
 	return p.enter(info)
 }
 
-// finish makes sure that the temporary is whole, and closes it.
+// finish checks that the temporary is complete, and closes it.
 func (p *Put) finish() (staging.Info, error) {
 	if p.state != filling {
 		return staging.Info{}, fmt.Errorf("%w: nothing at all", ErrShort)
@@ -66,8 +67,8 @@ func (p *Put) closeFile() error {
 	return err
 }
 
-// link gives the temporary its name. A name that is taken is looked into: the same piece may stand there already, or a
-// damaged file, or, when the place policy gives one name to two keys, another piece.
+// link renames the temporary to its name. If the name is taken, link examines the file: it may be the same piece or a damaged
+// file. If the place policy gave the same name to two keys, it may be another piece.
 func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	r := p.root
 	var claimed []*files.Orphan
@@ -105,14 +106,14 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 					return info, err
 				}
 			}
-			p.release() // before the account lets go of a file that was left there
+			p.release() // before the account releases a file that was left under this name
 			return there, p.syncName()
 		default:
 			if err := r.owner.nameTaken(p, &h, herr); err != nil {
 				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 			}
 		}
-		if p.target != target { // what has the old name is still there
+		if p.target != target { // the object with the old name is still there
 			r.Orphans.Settle(claimed, false)
 			claimed = nil
 		}
@@ -120,12 +121,12 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	return info, fmt.Errorf("store: publishing %s: the name is taken again and again", p.target)
 }
 
-// leaveName switches to the built-in name, and makes its directory. The place policy gave a name
-// that cannot be had, which counts as a fault.
+// leaveName switches to the built-in name and creates its directory. It is called if the name of the place policy cannot be
+// used, which counts as a fault of the policy.
 func (p *Put) leaveName(cause error) error {
 	p.class.Namespace.Place.Now().Policy.Misnamed(cause)
 	p.useBuiltinName(cause)
-	if p.size > 0 { // the file is whole, and says another name
+	if p.size > 0 { // the file is complete, and its header has the old name
 		if err := p.renameHead(); err != nil {
 			return err
 		}
@@ -133,14 +134,14 @@ func (p *Put) leaveName(cause error) error {
 	return p.root.MakeDir(filepath.Dir(p.target))
 }
 
-// enter puts the published piece into the index.
+// enter enters the published piece in the index.
 func (p *Put) enter(info staging.Info) error {
 	r := p.root
 	p.release()
 	r.budget.Saved(p.class.FileBytes() - p.size)
 	r.Lock()
 	if e := r.Index.At(p.mark.Slot); e.Is(index.Evicting) || p.q.copy != nil && p.q.copy.entry.Gone() {
-		forgotten := e.Is(index.Detached) // with all else; the file is found again
+		forgotten := e.Is(index.Detached) // forgotten together with all others; a scan will find the file again
 		r.Unlock()
 		if !forgotten {
 			_, _ = r.owner.unlink(&entries.Eviction{Class: p.class, Key: p.q.Key, Names: namesOf(p.q.Rank, p.name)}, 1<<p.q.Rank)
@@ -163,8 +164,7 @@ func (p *Put) enter(info staging.Info) error {
 	return nil
 }
 
-// Abort gives the reservation up and removes what was written. It may be called again, and after Publish, when it does
-// nothing.
+// Abort cancels the reservation and removes the file. It may be called more than once. After Publish it does nothing.
 func (p *Put) Abort(cause error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -182,14 +182,14 @@ func (p *Put) abort(cause error) {
 	r.twice.Add(p.class.FileBytes())
 	p.release()
 	if !filled && p.charge.Bytes == p.class.FileBytes() {
-		r.budget.Refund(&p.charge) // an entry's may be for others' ranks
+		r.budget.Refund(&p.charge) // the charge of a whole entry may cover pieces of other ranks
 	}
 	if health.Judge(cause) == health.NoRoom {
 		freeSpace{r}.full(p.entryBytes(), cause)
 	}
 	r.Lock()
 	r.Count.Aborted++
-	if r.cfg.Shared { // else the entry keeps the bytes for a put that tries again
+	if r.cfg.Shared { // otherwise the entry keeps the bytes for a put that tries again
 		r.Unreserve(p.mark.Slot, p.q.Rank, p.class.FileBytes())
 	}
 	r.Unlock()
@@ -199,7 +199,7 @@ func (p *Put) abort(cause error) {
 	r.shrink(context.Background())
 }
 
-// end takes the piece out of flight and lets go of its entry.
+// end ends the write and the put's hold on its entry.
 func (p *Put) end() {
 	p.state = over
 	p.root.Lock()

@@ -18,73 +18,73 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// PutRequest names a piece that is to be stored.
+// PutRequest describes a piece to store.
 type PutRequest struct {
 	Namespace *catalog.Namespace
 	Group     uint32
-	Parent    kv.Key // kv.Root for a prefix's first chunk
+	Parent    kv.Key // kv.Root for the first chunk of a prefix
 	Key       kv.Key
 	Depth     uint32
 	Rank      uint32
-	Ranks     uint64 // pieces that make the entry complete, one bit per rank; 0: all ranks of the namespace
+	Ranks     uint64 // ranks of the pieces that make the entry complete, as bits; 0 means all ranks of the namespace
 	Request   uint32
 	Tenant    uint32
-	Continued bool    // the caller puts a child of the entry, too
-	copy      *copyOf // it is a copy of an entry of another level
+	Continued bool    // the caller also puts a child of the entry
+	copy      *copyOf // set if the put copies an entry of another level
 }
 
-// Put is a reservation: space for a piece that is being written. It ends with Publish or Abort.
+// Put is the reservation of a piece that is being written. It ends with Publish or Abort.
 type Put struct {
 	q      PutRequest
-	class  *catalog.Class // of the entry in the end
-	answer answer         // of the place policy
+	class  *catalog.Class // class of its entry once it has one
+	answer answer         // answer of the place policy
 
-	root       *root // that has the entry
-	farther    *root // that has the piece already, of a put to the nearest level
+	root       *root // root of the entry
+	farther    *root // for a put to the nearest level: the farther root that has the piece already
 	mark       entries.Mark
 	stamp      int64
-	charge     capacity.Charge // against the root's daily budget
-	credit     shared.Credit   // of a joint owner
-	compresses bool            // it writes version 2
+	charge     capacity.Charge // charge to the root's daily budget
+	credit     shared.Credit   // credit of a joint owner
+	compresses bool            // the put writes version 2
 
 	mu     sync.Mutex
 	state  putState
-	name   string // that its file gets, below the root; empty: the built-in one
-	target string // the same as a path
-	temp   string // the path of the file until it has its name; there before the put is filling when it was left a victim's
+	name   string // name of the file below the root; empty for the built-in name
+	target string // path of the file
+	temp   string // path of the temporary; set before the put is filling if it reuses the file of a victim
 	file   staging.File
-	size   int64 // of the file by its head; 0: it has none yet
+	size   int64 // size of the file according to its head; 0 before the head is written
 }
 
-// putState is how far a put is. What fails ends it.
+// putState is the progress of a put. A failure ends the put.
 type putState uint8
 
 const (
 	begun     putState = iota
-	named              // the place policy was asked, once: it may not give the same answer again
+	named              // the place policy was asked; it is asked only once, since it may give another answer
 	reserved           // the bytes are in the account, and the entry is in the index
-	filling            // the file is open, or was written
+	filling            // the file is open or has been written
 	published          // the file has its name
-	over               // the put has no claims any more
+	over               // the put has no more claims
 )
 
-// answer is what the place policy says of a piece.
+// answer is the answer of the place policy about a piece.
 type answer struct {
-	root    uint32 // that it chose, or none
-	refused error  // why its name is not used
+	root    uint32 // root chosen by the policy, or None
+	refused error  // reason why the policy's name is not used
 }
 
-// Put reserves space for a piece: the whole entry's at its first one, and its own where the entry was reserved for
-// other ranks, as by another engine with another local run of them. The error is [ErrResident], [ErrRefused] or
-// [ErrNoSpace] when nothing is to be written.
+// Put reserves space for a piece. The first piece of an entry reserves the space of the whole entry. A later piece reserves its
+// own space if the entry was reserved for other ranks, as by an engine with other local ranks. If there is nothing to write,
+// the error is [ErrResident], [ErrRefused] or [ErrNoSpace].
 func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	p, err := s.newPut(&q)
 	if err != nil {
 		return nil, err
 	}
-	class := p.class // p's is its entry's in the end
+	class := p.class // p.class may change to the class of an existing entry
 	defer class.Release()
-	if q.copy == nil { // what a copy would store twice the index refuses
+	if q.copy == nil { // for a copy, the index refuses duplicates
 		p.offer(s)
 		stripe := s.stripes[p.mark.Fingerprint%uint64(len(s.stripes))]
 		if err := stripe.Acquire(ctx, 1); err != nil {
@@ -94,7 +94,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 		s.renew(p)
 	}
 	for _, r := range s.roots {
-		if r.recovery.seeks() && (q.copy == nil || r.level == q.copy.level) { // what was stored before may have the name that the policy gives now
+		if r.recovery.seeks() && (q.copy == nil || r.level == q.copy.level) { // an earlier store may have the name that the policy gives now
 			p.ask()
 			r.recovery.seek(p.class, &p.q.Key, p.q.Rank, p.class.Builtin(&p.q.Key, p.q.Rank), p.name)
 		}
@@ -103,7 +103,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 }
 
 func (s *Store) newPut(q *PutRequest) (*Put, error) {
-	if s.closed.Load() && q.copy == nil { // the last copies are made while the store ends
+	if s.closed.Load() && q.copy == nil { // the last copies are made while the store closes
 		return nil, ErrClosed
 	}
 	c, err := q.Namespace.OpenClass(q.Group)
@@ -137,7 +137,7 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 	return &Put{q: *q, class: c, mark: entries.Mark{Fingerprint: kv.Fingerprint(c.Namespace.Digest, c.Group, q.Key)}}, nil
 }
 
-// ask has the place policy name the piece, once.
+// ask asks the place policy once for a name of the piece.
 func (p *Put) ask() {
 	if p.state == begun {
 		p.state = named
@@ -145,7 +145,7 @@ func (p *Put) ask() {
 	}
 }
 
-// place gives the put the target in its root that its name says.
+// place sets the target of the put from its name.
 func (p *Put) place() {
 	if err := p.answer.refused; err != nil {
 		p.answer.refused = nil
@@ -155,7 +155,7 @@ func (p *Put) place() {
 	p.target = p.root.path(p.name, p.class, &p.q.Key, p.q.Rank)
 }
 
-// useBuiltinName puts the piece under the built-in name because the place policy's cannot be had.
+// useBuiltinName switches to the built-in name because the name of the place policy cannot be used.
 func (p *Put) useBuiltinName(cause error) {
 	r := p.root
 	p.name = ""
@@ -164,16 +164,17 @@ func (p *Put) useBuiltinName(cause error) {
 	r.Counted(&r.Count.PlaceFaults)
 }
 
-// Root is the directory of the root that the piece goes to.
+// Root returns the path of the root in which the piece is stored.
 func (p *Put) Root() string { return p.root.Path }
 
-// Plan is the layout of the payload.
+// Plan returns the layout of the payload.
 func (p *Put) Plan() *kv.Plan { return p.class.Plan }
 
-// Element is the size of the numbers in the pages, as far as it matters to a codec: 2 for floats of 16 bits, else 1.
+// Element returns the size of the numbers in the pages in bytes, as relevant to a codec: 2 for floats of 16 bits, and 1
+// otherwise.
 func (p *Put) Element() int { return p.class.Namespace.Element() }
 
-// offer tells the shadows of a chunk that a client wants to store, whether or not it is stored.
+// offer tells the shadows about a chunk that a client wants to store, whether or not it will be stored.
 func (p *Put) offer(s *Store) {
 	if !s.shadows.On() {
 		return
@@ -185,7 +186,7 @@ func (p *Put) offer(s *Store) {
 	})
 }
 
-// renew removes an entry that has expired, so that its key can be stored again.
+// renew removes an expired entry, so that its key can be stored again.
 func (s *Store) renew(p *Put) {
 	if p.class.Namespace.TTL == 0 {
 		return
@@ -200,14 +201,14 @@ func (s *Store) renew(p *Put) {
 	}
 }
 
-// copyOf marks the put of a piece that is copied.
+// copyOf marks a put as a copy of an entry of another level.
 type copyOf struct {
 	entry  *moves.Entry
 	header *pieceformat.Header
 	level  *level
 }
 
-// entryRanks are the ranks that a new entry gets bytes for: all of them where this host writes them, and while the put has no root.
+// entryRanks returns the ranks for which a new entry reserves bytes: all ranks, but only the put's own rank in a shared root.
 func (p *Put) entryRanks() uint64 {
 	if p.root != nil && p.root.cfg.Shared { // other hosts may write the rest
 		return 1 << p.q.Rank
@@ -219,7 +220,7 @@ func (p *Put) entryBytes() int64 {
 	return int64(bits.OnesCount64(p.entryRanks())) * p.class.FileBytes()
 }
 
-// release ends the put's claims on the root besides its entry: its temporary goes, if there is one.
+// release ends the put's claims on the root other than its entry. It removes the temporary if there is one.
 func (p *Put) release() {
 	temp, left := p.temp, int64(0)
 	if p.temp = ""; temp != "" {
@@ -228,5 +229,5 @@ func (p *Put) release() {
 	p.root.owner.settle(p, temp, left)
 }
 
-// strict says whether the piece is durable before it is resident.
+// strict reports whether the piece must be durable before it is resident.
 func (p *Put) strict() bool { return p.root.store.cfg.Strict }

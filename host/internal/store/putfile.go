@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The file that a put writes, while the put is filling.
+// This file holds the methods of a put on the file that it writes.
 
-// renameHead writes the put's name into the header page of its file, which is whole and has no name yet.
+// renameHead writes the put's name into the header page of its file, which is complete and not yet published.
 func (p *Put) renameHead() error {
 	f, err := p.root.FS.OpenFile(p.temp, os.O_RDWR, 0)
 	if err != nil {
@@ -38,14 +38,14 @@ func (p *Put) renameHead() error {
 	return errors.Join(err, f.Close())
 }
 
-// Compresses says whether the put writes version 2: extents that are stored as package codec encodes them, in the plan's
-// order and without gaps, under a head that [Put.HeadStored] writes when their lengths are known.
+// Compresses reports whether the put writes version 2. The extents are then stored as package codec encodes them, in the order
+// of the plan and without gaps. [Put.HeadStored] writes the head when their lengths are known.
 func (p *Put) Compresses() bool { return p.compresses }
 
-// compresses says whether a put that begins in a root is to compress.
+// compresses reports whether a put should compress when it begins in a root.
 func compresses(r *root, p *Put) bool {
 	plan := p.class.Plan
-	copied := p.q.copy != nil && p.q.copy.header.Version() == pieceformat.CompressedVersion // it is copied as it is
+	copied := p.q.copy != nil && p.q.copy.header.Version() == pieceformat.CompressedVersion // copied in its stored form
 	if !r.cfg.Compressed || copied || plan.PayloadBytes() < leastCompressed || len(plan.Extents()) > mostExtents {
 		return false
 	}
@@ -53,40 +53,40 @@ func compresses(r *root, p *Put) bool {
 	return p.class.Namespace.Compression.Compresses(r.meter.gain, g.PageBytes())
 }
 
-// Encoded enters what the put's compression has gained, and the time of the codec.
+// Encoded records the effect of the put's compression and the time of the codec.
 func (p *Put) Encoded(stored int64, took time.Duration) {
 	g := p.class.Plan.Geometry()
 	p.class.Namespace.Compression.Encoded(g.PageBytes(), stored, took)
 }
 
-// isStored says whether the file is of version 2, so that its size is not known before it is written.
+// isStored reports whether the file is of version 2, with a size that is unknown before it is written.
 func (p *Put) isStored() bool {
 	return p.Compresses() || p.q.copy != nil && p.q.copy.header.Version() == pieceformat.CompressedVersion
 }
 
 const (
-	// leastCompressed is the least payload that is compressed: less does not save a page often enough.
+	// leastCompressed is the smallest payload that is compressed. For smaller ones, compression rarely saves a page.
 	leastCompressed = 16 << 10
-	// mostExtents is the most extents of a payload that is compressed: who reads the piece has a slot of 1 MiB for its head.
+	// mostExtents is the most extents of a compressed payload. Readers have a slot of 1 MiB for the head.
 	mostExtents = 32 << 10
 )
 
-// DataOffset is where the payload starts in the file.
+// DataOffset returns the offset of the payload in the file.
 func (p *Put) DataOffset() int64 {
 	return pieceformat.DataOffset(len(p.class.Plan.Extents()), p.Compresses())
 }
 
-// FileBytes is the size of the whole file: header, table and payload, each padded to whole pages. If the put compresses
-// it is the most that the file can have.
+// FileBytes returns the size of the whole file: header, table and payload, each padded to whole pages. For a put that
+// compresses it is the largest possible size.
 func (p *Put) FileBytes() int64 {
 	return p.DataOffset() + pieceformat.Padded(p.class.Plan.PayloadBytes())
 }
 
-// maxObstacles is how often a put tries to get a name that is taken, or that something stands on the way to.
+// maxObstacles is the most times that a put tries to get a name that is taken or blocked.
 const maxObstacles = 4
 
-// File is the named temporary, made at the first call: a victim's file if the put was left one, else
-// a new one. Publish and Abort close it.
+// File returns the named temporary. The first call opens it: the file of a victim if the put has one, and a new file otherwise.
+// Publish and Abort close it.
 func (p *Put) File() (staging.File, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,7 +105,7 @@ func (p *Put) File() (staging.File, error) {
 		}
 		r.Log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
 		p.release()
-		// Where the device answers neither, another entry would go for nothing.
+		// If the device fails at this, evicting another entry would not help.
 		if health.Judge(err) != health.Other && r.Account.Excess(1) > 0 || !r.shrink(context.Background()) {
 			return nil, fmt.Errorf("%w: %s: a victim's file can be neither used nor removed: %w", ErrNoSpace, r.Path, err)
 		}
@@ -129,7 +129,7 @@ func (p *Put) File() (staging.File, error) {
 		}
 		if !errors.Is(err, fs.ErrExist) {
 			if temp := p.temp; temp != "" && !health.Judge(err).Untouched() {
-				r.Discard(temp, 0) // an open can fail after the file was made
+				r.Discard(temp, 0) // an open can fail after it has created the file
 			}
 			p.temp = ""
 			return nil, fmt.Errorf("store: %s: %w", p.target, err)
@@ -138,14 +138,14 @@ func (p *Put) File() (staging.File, error) {
 	return nil, fmt.Errorf("store: %s: no free name for a temporary", p.target)
 }
 
-// Temp is the name of the temporary, or empty when there is none yet, or none any more.
+// Temp returns the path of the temporary. It is empty before the temporary exists and after it is gone.
 func (p *Put) Temp() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.temp
 }
 
-// Head writes the header page and the checksum table of a put that does not compress to dst[:DataOffset()].
+// Head writes the header page and the checksum table to dst[:DataOffset()], for a put that does not compress.
 func (p *Put) Head(dst []byte, table []uint64) {
 	h := p.header(len(table), false)
 	h.TableSum = pieceformat.PutTable(dst[pieceformat.Page:], table)
@@ -153,8 +153,8 @@ func (p *Put) Head(dst []byte, table []uint64) {
 	p.size = h.FileBytes()
 }
 
-// HeadStored is Head for a put that compresses: stored says of each extent how the file has it. It returns the
-// size that the file must have when it is published.
+// HeadStored is Head for a put that compresses. stored describes each extent in the file. It returns the size that the file
+// must have when it is published.
 func (p *Put) HeadStored(dst []byte, table []uint64, stored []pieceformat.Stored) int64 {
 	h := p.header(len(table), true)
 	h.Stored = pieceformat.StoredBytes(stored)
@@ -173,8 +173,8 @@ func (p *Put) header(extents int, compressed bool) pieceformat.Header {
 	}
 }
 
-// reuseFile opens the temporary that offerFile made. A file that is not what it should be, has another name somewhere or
-// belongs to another user than the root's directory is not touched.
+// reuseFile opens the temporary that offerFile made from the file of a victim. It refuses a file with a wrong size, with
+// another name, or with an owner other than the root directory's.
 func (p *Put) reuseFile() (staging.File, error) {
 	f, err := staging.OpenDirect(p.root.FS, p.temp, os.O_RDWR, 0)
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// The room that a put takes: an entry of its own, or a part of the one that is there.
+// This file holds the methods of a put that reserve its room: an entry of its own, or a part of an existing one.
 
-// reserve makes the put's entry, or adds its piece to the one that is there.
+// reserve creates the entry of the put or adds its piece to the existing one.
 func (s *Store) reserve(ctx context.Context, p *Put) (*Put, error) {
 	found, err := s.join(ctx, p)
 	if err == nil && !found {
@@ -39,7 +39,7 @@ func (s *Store) reserve(ctx context.Context, p *Put) (*Put, error) {
 	return p, nil
 }
 
-// unstored ends a put that got no room, and says why. What is farther away is stored all the same.
+// unstored ends a put that got no room and returns its error. A piece that a farther level has counts as resident.
 func (s *Store) unstored(p *Put, err error) error {
 	if p.farther != nil {
 		p.unwatch()
@@ -51,7 +51,7 @@ func (s *Store) unstored(p *Put, err error) error {
 	return err
 }
 
-// levels are those that the put may go to.
+// levels returns the levels in which the put may be stored.
 func (p *Put) levels(s *Store) []*level {
 	switch {
 	case p.q.copy != nil:
@@ -71,7 +71,7 @@ func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
 	for _, l := range p.levels(s) {
 		for _, r := range l.roots {
 			if !r.Health.Serves() {
-				continue // what it has is not to be had: it can be stored elsewhere
+				continue // its entries cannot be read, so the piece may be stored elsewhere
 			}
 			if ok, err := r.join(ctx, p); ok || err != nil {
 				return ok, err
@@ -81,9 +81,10 @@ func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
 	return false, nil
 }
 
-// isStored says whether a client's piece is there. One that only farther levels have is stored in the nearest, too: a client computed it
-// although it was found, and what a client gives is near at once, unlike what a disk or a bucket gives. Where files of the nearest level have
-// a part of the entry, that may be of an older version, and pieces of two are not mixed.
+// isStored reports whether the piece of a client's put exists. A piece that only farther levels have is stored in the nearest
+// level as well. The client computed it although it could have been found, and a piece from a client can be near at once,
+// unlike one from a disk or a bucket. This is not done if a nearer level has a part of the entry on a disk: the part may be of
+// an older version, and pieces of two versions must not be mixed.
 func (s *Store) isStored(p *Put) bool {
 	mixes := false
 	for _, r := range s.ours() {
@@ -99,8 +100,8 @@ func (s *Store) isStored(p *Put) bool {
 	return false
 }
 
-// watch says whether the root has the entry of the piece, and the piece. If the nearest level may get it, too, the entry's copies are counted until
-// the put ends, and a copy that only waits is not wanted any more.
+// watch reports whether the root has the entry and the piece of a put. If the nearest level may get the piece as well, the
+// copies of the entry are counted until the put ends, and a waiting copy to that level is cancelled.
 func (r *root) watch(p *Put, mixes bool) (entry, piece bool) {
 	r.Lock()
 	defer r.Unlock()
@@ -119,7 +120,7 @@ func (r *root) watch(p *Put, mixes bool) (entry, piece bool) {
 	return true, true
 }
 
-// unwatch ends what watch has begun.
+// unwatch ends the effect of watch.
 func (p *Put) unwatch() {
 	if p.farther != nil {
 		p.farther.store.copies.Unwatch(p.mark.Fingerprint)
@@ -141,12 +142,12 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 	return true, nil
 }
 
-// begin notes when the put began in its root.
+// begin sets the root and the store time of the put.
 func (p *Put) begin(r *root) {
 	p.root, p.stamp = r, r.store.seq.Stamp()
 	p.compresses = compresses(r, p)
 	if p.q.copy != nil {
-		p.stamp = p.q.copy.header.StoreTime // it is not younger than what it is a copy of
+		p.stamp = p.q.copy.header.StoreTime // a copy is as old as its source
 	}
 }
 
@@ -177,7 +178,7 @@ func (s *Store) admitted(p *Put) error {
 	return nil
 }
 
-// candidate is what the admit policy of a level gets to know about a new entry.
+// candidate returns the facts about a new entry for the admit policy of a level.
 func (l *level) candidate(p *Put) abi.Candidate {
 	parent := kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.q.Parent)
 	c := abi.Candidate{
@@ -195,17 +196,17 @@ func (l *level) candidate(p *Put) abi.Candidate {
 	return c
 }
 
-// insert makes the entry in the nearest level that takes it.
+// insert creates the entry in the nearest level that takes it.
 func (s *Store) insert(ctx context.Context, p *Put) error {
 	p.ask()
 	var err error
 	levels := p.levels(s)
-	var nearer *level // where it would be now, if memory were there
+	var nearer *level // level that would take the entry if its memory were allocated
 	for _, l := range levels {
-		if nearer != nil && p.q.copy == nil { // this level would judge it later, when it was demoted
+		if nearer != nil && p.q.copy == nil { // this level would judge the entry later, when it is demoted
 			c := l.candidate(p)
 			if admitted, asked := l.Admits(&c, p.class.Namespace); asked && !admitted {
-				break // it waits for the memory
+				break // wait for the memory
 			}
 		}
 		if err = l.insert(ctx, p, true); err == nil || !refusedHere(err) {
@@ -227,13 +228,14 @@ func (s *Store) insert(ctx context.Context, p *Put) error {
 	return err
 }
 
-// refusedHere says of an entry that another root may take it: this one is out of service, has no room, or has used up its write budget.
+// refusedHere reports whether another root may take an entry after this error: the root is out of service, has no room, or has
+// used up its write budget.
 func refusedHere(err error) bool {
 	return errors.Is(err, ErrNoSpace) || errors.Is(err, ErrRootOut) || errors.Is(err, ErrRefused) || errors.Is(err, errAllocating)
 }
 
-// insert makes the entry in the level. The root that the place policy chose counts if it is there. Memory that is not there yet is waited
-// for, unless now says that it is not.
+// insert creates the entry in the level, preferably in the root that the place policy chose. If the memory of the root is not
+// allocated yet, it waits, or returns errAllocating if now is set.
 func (l *level) insert(ctx context.Context, p *Put, now bool) error {
 	tenant := l.store.catalog.Tenants.Number(p.q.Tenant)
 	r, err := l.enter(ctx, p)
@@ -252,7 +254,7 @@ func (l *level) insert(ctx context.Context, p *Put, now bool) error {
 	p.place()
 	enter := func() error { return p.addEntry(tenant, parent) }
 	w := reservation{Want: r.want(tenant, p.entryBytes()), slot: true, reuseFor: p, enter: enter}
-	if c := p.q.copy; c != nil && !c.entry.Leaves() { // what it is a copy of is there, and what goes for it may have none
+	if c := p.q.copy; c != nil && !c.entry.Leaves() { // the source still exists, and entries that would be evicted for the copy may have no other copy
 		hits, _ := c.entry.Worth()
 		w.spares = max(1, hits)
 	}
@@ -262,8 +264,8 @@ func (l *level) insert(ctx context.Context, p *Put, now bool) error {
 	return nil
 }
 
-// enter chooses the root of a new entry and takes the root's turn. A root can be taken out while the turn is waited for;
-// then another is chosen.
+// enter chooses the root for a new entry and takes its turn. If the root is taken out of service during the wait, enter chooses
+// again.
 func (l *level) enter(ctx context.Context, p *Put) (*root, error) {
 	refreshFacts(l.store)
 	for {
@@ -282,14 +284,14 @@ func (l *level) enter(ctx context.Context, p *Put) (*root, error) {
 	}
 }
 
-// addEntry makes the entry, with bytes that are reserved. The lock is held.
+// addEntry creates the entry. Its bytes must be reserved and the lock must be held.
 func (p *Put) addEntry(tenant uint16, parent uint64) error {
 	r := p.root
 	if err := r.owner.mayEnter(p.class, &p.q.Key, p.mark.Fingerprint); err != nil {
 		return err
 	}
 	if len(r.store.levels) > 1 && r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.q.Key) != index.None {
-		return ErrResident // a copy and a put of its key are made at the same time
+		return ErrResident // a copy and a put of the same key run at the same time
 	}
 	slot, err := r.Insert(&entries.New{
 		Fingerprint: p.mark.Fingerprint, Class: p.class, Key: &p.q.Key, Parent: parent, Depth: p.q.Depth, Tenant: tenant,
@@ -303,16 +305,17 @@ func (p *Put) addEntry(tenant uint16, parent uint64) error {
 	return nil
 }
 
-// extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin, so it is no victim.
+// extend reserves the bytes of a piece that was added to an entry without bytes for it. The entry is pinned, so it cannot
+// become a victim.
 func (p *Put) extend(ctx context.Context) error {
 	r, slot, need := p.root, p.mark.Slot, p.class.FileBytes()
 	r.Lock()
 	has, tenant := r.Index.Reserved(slot)&(1<<p.q.Rank) != 0, r.Index.Owner(slot).Tenant
 	r.Unlock()
 	if has {
-		return nil // no other put adds this rank: the key's stripe is held
+		return nil // no other put adds this rank, because the stripe of the key is held
 	}
-	if err := r.budget.charge(p, need, p.mark.Fingerprint); err != nil { // as a continuation of what is there
+	if err := r.budget.charge(p, need, p.mark.Fingerprint); err != nil { // it continues a resident entry
 		return err
 	}
 	if err := r.turn(ctx, p.q.Tenant); err != nil {
@@ -320,7 +323,7 @@ func (p *Put) extend(ctx context.Context) error {
 	}
 	defer r.endTurn()
 	enter := func() error {
-		if r.Index.At(slot).Is(index.Evicting) { // while the put waited for room
+		if r.Index.At(slot).Is(index.Evicting) { // in the meantime, while the put waited for room
 			return fmt.Errorf("%w: %s has been dropped from %s", ErrNoSpace, p.q.Key, r.Path)
 		}
 		r.Extend(slot, p.q.Rank, need)
@@ -334,7 +337,7 @@ func (p *Put) extend(ctx context.Context) error {
 	return nil
 }
 
-// shed abandons a reservation, and the file that it may have got from a victim.
+// shed abandons a reservation, together with a file that it may have got from a victim.
 func (p *Put) shed(cause error) error {
 	r := p.root
 	if !errors.Is(cause, moves.ErrBehind) {

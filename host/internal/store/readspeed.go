@@ -12,8 +12,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// How a root's reads are measured: so many files at a time, and no longer than it takes to know. Disks of virtual machines give what they
-// have saved up while nothing was read at many times their speed: the first part of the time does not count.
+// Limits of the measurement of read speed: so many files at a time, and no longer than needed. The disks of virtual machines
+// often grant a burst at many times their speed after a pause, so reads within speedBurst of the start do not count.
 const (
 	speedReaders = 8
 	speedFiles   = 4 * speedReaders
@@ -24,21 +24,21 @@ const (
 	memoryCopies = 8
 )
 
-// mostAwaited is how long work that would delay loads waits for them.
+// mostAwaited is the longest time that background work waits for loads.
 const mostAwaited = 100 * time.Millisecond
 
-// AwaitLoads waits until no load is under way, but not for long.
+// AwaitLoads waits until no load is running, for a limited time.
 func (s *Store) AwaitLoads() { _ = s.loads.Await(s.run, mostAwaited) }
 
-// MeasureReads tells how many bytes per second are read from memory, and from each directory as soon as it has some pieces, in the
-// background. Without that the first loads would have to be made to know whether they pay, and a load from memory would be taken for
-// one from a disk.
+// MeasureReads measures the speed of reads from memory, and from each directory as soon as it has some pieces. It does so in
+// the background and reports bytes a second to tell. Without a measurement, the first loads would have to be made before it is
+// known whether they are worth while, and memory would be taken for a disk.
 func (s *Store) MeasureReads(tell func(root string, perSecond float64, memory bool)) {
 	for _, r := range s.ours() {
 		switch {
 		case r.cfg.Volatile:
 			s.work.Go(func() { tell(r.Path, memorySpeed(), true) })
-		case !r.cfg.NoDirectory: // requests to a bucket are paid for
+		case !r.cfg.NoDirectory: // requests to a bucket cost money
 			s.work.Go(func() {
 				for _, event := range []<-chan struct{}{r.scanned, r.some} {
 					select {
@@ -56,8 +56,8 @@ func (s *Store) MeasureReads(tell func(root string, perSecond float64, memory bo
 	}
 }
 
-// memorySpeed is the speed of one thread's copy, the least that a load from memory has. The fastest of some counts: in the first the pages come,
-// and others may share the core.
+// memorySpeed measures the copy speed of one thread, which is the least speed of a load from memory. It takes the fastest of
+// several runs: the first run allocates the pages, and other work may share the core.
 func memorySpeed() (best float64) {
 	from, to := make([]byte, memoryPart), make([]byte, memoryPart)
 	for range memoryCopies {
@@ -68,8 +68,8 @@ func memorySpeed() (best float64) {
 	return best
 }
 
-// readSpeed reads some pieces, and returns the bytes per second; 0 where there is none, or none can be read, which a load will judge. It
-// ends when a load begins, which tells the speed, too.
+// readSpeed reads some pieces and returns the speed in bytes a second. It returns 0 if there are no pieces or none can be read.
+// It ends when a load begins, since the load measures the speed as well.
 func (r *root) readSpeed(ctx context.Context) float64 {
 	names := r.somePieces(speedFiles)
 	if len(names) == 0 {
@@ -110,7 +110,7 @@ func (r *root) readSpeed(ctx context.Context) float64 {
 	return float64(all.Load()) / took.Seconds()
 }
 
-// readFor reads a file from its start until it ends or read, which is told of each part, has had enough.
+// readFor reads a file from its start in parts and calls read for each part, until the file ends or read returns false.
 func (r *root) readFor(ctx context.Context, name string, part []byte, read func(n int) (more bool)) {
 	f, err := staging.OpenDirect(r.FS, name, os.O_RDONLY, 0)
 	if err != nil {
@@ -126,7 +126,7 @@ func (r *root) readFor(ctx context.Context, name string, part []byte, read func(
 	}
 }
 
-// somePieces are the files of so many entries.
+// somePieces returns the files of at most so many entries.
 func (r *root) somePieces(most int) (names []string) {
 	r.Lock()
 	defer r.Unlock()

@@ -13,52 +13,50 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// recovery is what a start finds in a root, and what an end keeps for the next start: scans and the checkpoint.
+// recovery restores the entries of a root at a start, and saves them at an orderly stop. It does so by scans and by the
+// checkpoint.
 //
-// A clean end writes a checkpoint: the index, with the evict policy's state. Otherwise a scan looks at every file and enters
-// the pieces that it finds (beginScan, scan): the header of a file says which piece it is, and the walk how it is named.
-// What becomes of a file that is not a sound piece, or of a piece that is there twice, the [scanJudge] of the root says. The
-// order of storing stands for the order of last touch, which a crash loses.
+// An orderly stop writes a checkpoint: the index with the state of the evict policy. If there is none, a scan examines every
+// file and enters the pieces that it finds (beginScan, scan). The header of a file identifies the piece, and the walk gives its
+// name. The [scanJudge] of the root decides about files that are not valid pieces, and about pieces that exist twice. A crash
+// loses the order of last touch, so the order of storing replaces it.
 //
-// Where names and sizes can be listed a [listing] takes the place of the look at every file, and heads are read behind it.
+// If names and sizes can be listed, a [listing] replaces the examination of every file, and the headers are read later.
 //
-// While a root is scanned, the store serves: lookups find what the scan has seen, and what was stored since. Until the scan
-// has ended,
+// The store serves a root while it is scanned: lookups find the pieces that the scan has seen, and the pieces stored since.
+// Until the scan has ended, the following rules apply.
 //
-//   - the account has, on top of the entries seen, an upper bound of the bytes that the others take: all that is in use on
-//     the file system. A put that does not fit is shed, and nothing is evicted, because the oldest entry is not known yet.
-//   - a put first looks whether its file is there already, unseen (seek): then it is taken into the index, and the put fails
-//     as resident.
-//   - the evict policy gets no event. At the end it gets everything in order of last touch, what was touched since the scan
-//     began last, a slice at a time.
+//   - In addition to the entries seen, the account contains an upper bound of the bytes of all other files: everything in use on the file system. A put that does not fit is shed. Nothing is evicted, because the oldest entry is not known yet.
+//   - A put first checks whether its file exists and has not been seen (seek). If so, the file is entered in the index, and the put fails as resident.
+//   - The evict policy gets no events. At the end it is told about all entries in the order of last touch, a slice at a time. Entries touched since the scan began come last.
 type recovery struct {
 	root  *root
 	kept  *keptDir
 	set   *entries.Set
 	judge scanJudge
-	from  lister // that scans list, or nil: they walk
+	from  lister // set if scans list files; nil if they walk
 	count scanCounters
-	// The set's lock guards these.
-	missed     map[string]int64 // by the last scan, as there
-	overlooked *int64           // of a shared root: what is booked of files that it does not serve
-	// incomplete is set when a scan could not read something.
+	// The following fields are guarded by the set's lock.
+	missed     map[string]int64 // unreadable files of the last scan: see scan.missed
+	overlooked *int64           // in a shared root: bytes booked for files that are not served
+	// incomplete is set if a scan could not read something.
 	incomplete atomic.Bool
 
-	current atomic.Pointer[scan] // the first scan while it is under way, or nil
+	current atomic.Pointer[scan] // the first scan while it is running, or nil
 }
 
 // scanCounters count since the store was opened.
 type scanCounters struct {
 	Scanned   atomic.Uint64 // files that scans have seen
-	Swept     atomic.Uint64 // temporaries removed
-	Foreign   atomic.Uint64 // files that are not the store's
-	Unclaimed atomic.Uint64 // sound pieces that are of no namespace that is known, or under a name that none can have
+	Swept     atomic.Uint64 // temporaries that were removed
+	Foreign   atomic.Uint64 // files that do not belong to the store
+	Unclaimed atomic.Uint64 // valid pieces of unknown namespaces or with invalid names
 }
 
-// seeks says whether a scan is under way that may yet come to the file of a piece.
+// seeks reports whether a running scan may not have seen the file of a piece yet.
 func (r *recovery) seeks() bool { return r.current.Load() != nil && r.kept.Health.Serves() }
 
-// seek enters the file of a piece that the scan under way has not come to, if it stands under one of these names.
+// seek enters the file of a piece that the running scan has not seen, if the file has one of the given names.
 func (r *recovery) seek(cl *catalog.Class, key *kv.Key, rank uint32, names ...string) {
 	c, d := r.current.Load(), r.kept
 	if c == nil || !d.Health.Serves() {
@@ -79,7 +77,7 @@ func (r *recovery) seek(cl *catalog.Class, key *kv.Key, rank uint32, names ...st
 	}
 }
 
-// sweepTemps removes temporaries that an earlier run left among the store's own files.
+// sweepTemps removes temporaries of an earlier run from the store's own directories.
 func (r *recovery) sweepTemps() {
 	d := r.kept
 	for _, dir := range [...]string{
@@ -108,10 +106,10 @@ func (r *recovery) sweep(name string) error {
 	return nil
 }
 
-// scanReport is how often a scan is reported in the log.
+// scanReport is the interval of log messages about a running scan.
 const scanReport = 5 * time.Second
 
-// report tells the log how far a scan has come, until end is called.
+// report logs the progress of a scan until end is called.
 func (r *recovery) report(ctx context.Context) (end func()) {
 	ctx, stop := context.WithCancel(ctx)
 	ended := make(chan struct{})
@@ -138,8 +136,8 @@ func (r *recovery) report(ctx context.Context) (end func()) {
 	}
 }
 
-// recover finds what a root holds. Where a checkpoint tells, it is done with that. Otherwise a scan is due, and until
-// it has ended, the root serves what it has seen.
+// recover restores the entries of the root. If there is no valid checkpoint, a scan becomes due, and the root serves the
+// entries that it has seen.
 func (r *root) recover(ctx context.Context) error {
 	if err := r.Quarantine.Load(); err != nil {
 		return err
@@ -147,7 +145,8 @@ func (r *root) recover(ctx context.Context) error {
 	return r.owner.recover(ctx)
 }
 
-// warnOfSpace says that the file system has less room than the root is to take, or does not tell what is to be left free.
+// warnOfSpace logs a warning if the file system has less room than the capacity, or if it does not report the size that
+// min_free needs.
 func (r *root) warnOfSpace(room func(staging.Space) int64) {
 	space, err := r.FS.Statfs(r.Path)
 	if errors.Is(err, staging.ErrNoSize) && r.Account.Floor() {
@@ -162,10 +161,9 @@ func (r *root) warnOfSpace(room func(staging.Space) int64) {
 	}
 }
 
-// scanAll scans until it has seen everything. An error is sent to failed, if there is a receiver, and then the scan is
-// tried again.
+// scanAll repeats the scan until it has seen everything. It sends an error to failed if there is a receiver.
 func (r *root) scanAll(ctx context.Context, failed chan<- error) {
-	if r.Evictor.HoldHandovers(ctx) != nil { // no policy takes over during the scan
+	if r.Evictor.HoldHandovers(ctx) != nil { // no policy may take over during the scan
 		return
 	}
 	defer r.Evictor.AllowHandovers()
@@ -178,7 +176,7 @@ func (r *root) scanAll(ctx context.Context, failed chan<- error) {
 		select {
 		case failed <- err:
 		default:
-			_ = r.kept.loadNamespaces() // one may have been left out for the same reason
+			_ = r.kept.loadNamespaces() // a temporary error may also have left out a namespace
 			r.Log.Error("the scan failed and is begun again; what it has not seen are misses", "error", err, "pause", pause)
 		}
 		select {
@@ -194,11 +192,12 @@ func (r *root) scanOnce(ctx context.Context) error {
 	return r.owner.scan(ctx)
 }
 
-// ScanDone is closed once every root's scan has ended. It stays open when the store is closed before that.
+// ScanDone returns a channel that is closed when the scans of all roots have ended. It stays open if the store is closed
+// before.
 func (s *Store) ScanDone() <-chan struct{} { return s.scanDone }
 
-// scanRoots starts the scans that are due, and waits for them as long as told. One that fails is begun again, and
-// fails Open where there is no other root.
+// scanRoots starts the scans that are due and waits for them for at most ScanWait. A scan that fails is repeated. If there is
+// only one root, the failure is returned instead.
 func (s *Store) scanRoots(ctx context.Context) error {
 	failed := make(chan error)
 	for _, r := range s.roots {

@@ -13,14 +13,14 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 )
 
-// A root that was out of service returns in the steps of [health.Monitor].Reopen. What its own part is stands here:
-// files that could not be unlinked are removed, entries with files that gave no answer are dropped, and namespaces are kept
-// that were opened during the outage.
+// A root that was out of service returns in the steps of [health.Monitor].Reopen. This file has the root's own part: it removes
+// files that could not be unlinked, drops entries with files that gave no answer, and writes the texts of namespaces that were
+// opened in between.
 
-// returning is a root on its way back. It implements [health.Root].
+// returning is a root that is on its way back into service. It implements [health.Root].
 type returning struct{ *root }
 
-// checkHealth is the upkeep's part: it notices that the directory is gone, and takes the root back.
+// checkHealth is the health part of the upkeep. It notices that the directory is gone, and returns the root to service.
 func (r *root) checkHealth(ctx context.Context) {
 	if r.Health.Serves() && !r.directory.Present() || r.Health.Takes() {
 		return
@@ -30,7 +30,7 @@ func (r *root) checkHealth(ctx context.Context) {
 
 func (r returning) Probe() (empty bool, err error) {
 	if r.unavailable.Load() {
-		return false, nil // openLate looks at it as at a start
+		return false, nil // openLate examines the root as at a start
 	}
 	if empty, err = r.identify(); err != nil {
 		return false, err
@@ -74,7 +74,8 @@ func (r returning) refit(ctx context.Context, empty bool) error {
 	return nil
 }
 
-// rejoin keeps what was opened during the outage, and lets the root serve again before anything else can be opened.
+// rejoin writes the texts of namespaces that were opened during the outage, and puts the root in service before others can be
+// opened.
 func (r returning) rejoin(ctx context.Context, from health.State) error {
 	if err := r.store.catalog.Lock(ctx); err != nil {
 		return err
@@ -83,18 +84,18 @@ func (r returning) rejoin(ctx context.Context, from health.State) error {
 	if err := r.store.catalog.Files(r.kept.Keep); err != nil {
 		return err
 	}
-	r.Account.Lift() // or it would be in service and refuse what does not fit in the place of something
+	r.Account.Lift() // otherwise the root would be in service but take an entry only in place of another
 	if !r.Health.Promote(from, health.In) {
 		return ErrRootOut
 	}
-	countCopies(r.store) // what it has may have been stored elsewhere since
+	countCopies(r.store) // its entries may have been stored elsewhere in between
 	return nil
 }
 
-// A root that cannot be opened with the others does not keep them from serving: it is out, and when its probes are due
-// it is opened as at a start. Open fails when no root is left, and where waiting would not help.
+// A root that cannot be opened at the start does not keep the other roots from serving. It is out of service, and when its
+// probes are due, it is opened as at a start. Open fails only if no root is left, or if waiting would not help.
 
-// eachRoot does a part of opening with every root that is there.
+// eachRoot runs one step of opening for every available root.
 func (s *Store) eachRoot(ctx context.Context, part func(*root) error) error {
 	for _, r := range s.roots {
 		if r.unavailable.Load() {
@@ -109,7 +110,7 @@ func (s *Store) eachRoot(ctx context.Context, part func(*root) error) error {
 	return nil
 }
 
-// openWithout leaves a root out because of an error, or returns the error when that must not be.
+// openWithout leaves out a root because of an error. It returns the error if the store cannot be opened without the root.
 func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
 	r.reset()
 	if ctx.Err() != nil || errors.Is(err, ErrRootBusy) || errors.Is(err, ErrConfig) || errors.Is(err, shared.ErrLinks) ||
@@ -126,12 +127,12 @@ func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
 	return err
 }
 
-// reset takes back what opening has begun. Nothing else uses the root yet.
+// reset undoes the steps of opening. Nothing else may use the root yet.
 func (r *root) reset() {
 	r.owner.leave()
 	r.Lock()
 	defer r.Unlock()
-	_ = r.directory.Close() // what the lock protects is not used
+	_ = r.directory.Close() // nothing uses the root that the lock protects
 	r.Quarantine.Reset()
 	r.EndScan()
 	r.Evictor.SetScanning(false)

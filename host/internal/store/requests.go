@@ -6,20 +6,20 @@ import "sync"
 type grant struct {
 	Fingerprint uint64
 	Slot        uint32
-	Root        uint32 // by its place in the configuration
+	Root        uint32 // position in the configuration
 }
 
-// touchRecord is what the requests that have not ended have touched: the evict policy gets one TOUCH per request and entry,
-// however often the request asks again. It is safe for concurrent use; its locks are taken with no other one held and nothing
-// is called under them.
+// touchRecord remembers the entries that running requests have touched, so that the evict policy gets one TOUCH for each
+// request and entry, even if the request looks an entry up several times. It is safe for concurrent use. Its locks are taken
+// while no other lock is held, and nothing is called under them.
 type touchRecord struct {
 	mu   sync.Mutex
 	seen map[uint32]*touches
-	kept int // grants in all of seen
+	kept int // number of grants in seen
 }
 
-// A client may never end its requests, or use one number for all of them. Beyond these bounds requests are forgotten,
-// in no order. A forgotten request touches its entries once more; it costs nothing else.
+// Limits of a touchRecord. A client may never end its requests, or use one number for all of them. Beyond these limits,
+// requests are forgotten in no particular order. The only effect is that a forgotten request touches its entries once more.
 const (
 	maxRequests = 1 << 14
 	maxTouches  = 1 << 22 // 64 MiB
@@ -28,20 +28,20 @@ const (
 // touches are the entries that one request has touched.
 type touches struct {
 	mu      sync.Mutex
-	list    []grant             // in order of touch; only appended to
-	set     map[uint64]struct{} // fingerprints of list[:indexed]; nil until the order does not tell
+	list    []grant             // in the order of the touches; only appended to
+	set     map[uint64]struct{} // fingerprints of list[:indexed]; nil until a lookup differs in order
 	indexed int
 }
 
-// touchLog is a lookup's part of a record: what its request had touched before, and what it touches itself.
+// touchLog is the part of a record that one lookup uses: the earlier touches of its request, and its own.
 type touchLog struct {
 	before []grant
-	of     *touches // nil: the request has touched nothing yet
+	of     *touches // nil if the request has touched nothing yet
 	any    bool     // this lookup touched something for the first time
-	fresh  []uint32 // which of its keys, where of is not nil
+	fresh  []uint32 // indexes of these keys; used only if of is not nil
 }
 
-// Begin begins a lookup's log.
+// Begin begins the log of a lookup.
 func (q *touchRecord) Begin(request uint32) touchLog {
 	if request == 0 {
 		return touchLog{}
@@ -55,7 +55,7 @@ func (q *touchRecord) Begin(request uint32) touchLog {
 	return touchLog{before: t.list, of: t}
 }
 
-// Keep records what a lookup with these grants has touched for the first time. The grants are not changed any more.
+// Keep records the entries that a lookup has touched for the first time. The caller must not change grants afterwards.
 func (q *touchRecord) Keep(request uint32, l *touchLog, grants []grant) {
 	if request == 0 || len(grants) == 0 || !l.any {
 		return
@@ -70,7 +70,7 @@ func (q *touchRecord) Keep(request uint32, l *touchLog, grants []grant) {
 		}
 		q.seen[request] = &touches{list: grants}
 		q.kept += len(grants)
-	case l.of == nil: // two lookups were the first at once
+	case l.of == nil: // two lookups were the first of the request at the same time
 		t.add(grants)
 		q.kept += len(grants)
 	default:
@@ -84,14 +84,14 @@ func (q *touchRecord) Keep(request uint32, l *touchLog, grants []grant) {
 	}
 }
 
-// Len is how many requests are remembered, and how many touches of theirs.
+// Len returns the number of remembered requests and of their touches.
 func (q *touchRecord) Len() (requests, touches int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.seen), q.kept
 }
 
-// forgetOne makes room for a request. The caller holds q.mu.
+// forgetOne forgets one request. q.mu must be held.
 func (q *touchRecord) forgetOne() {
 	for request := range q.seen {
 		q.forget(request)
@@ -112,8 +112,8 @@ func (q *touchRecord) End(request uint32) {
 	q.forget(request)
 }
 
-// Has says whether the i-th key of a lookup was touched before. An engine that asks again mostly asks for the same keys
-// in the same order, so a key's own place is looked at first.
+// Has reports whether the request has touched the i-th key of the lookup before. An engine that repeats a lookup mostly has the
+// same keys in the same order, so the i-th earlier touch is compared first.
 func (l *touchLog) Has(i int, fp uint64) bool {
 	if l.of == nil {
 		return false
@@ -121,7 +121,7 @@ func (l *touchLog) Has(i int, fp uint64) bool {
 	return i < len(l.before) && l.before[i].Fingerprint == fp || l.of.has(fp)
 }
 
-// touch notes that the lookup touches its i-th key for the first time.
+// touch records that the lookup touches its i-th key for the first time.
 func (l *touchLog) touch(i int) {
 	l.any = true
 	if l.of != nil {

@@ -9,16 +9,16 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/health"
 )
 
-// reservation is what a put needs of a root.
+// reservation is the request of a put for room in a root.
 type reservation struct {
 	capacity.Want
-	slot     bool         // a slot, too
-	spares   uint32       // it does not evict what has no copy in the next level yet and so many hits; 0: it evicts that, too
-	reuseFor *Put         // it may get a victim's file; may be nil
-	enter    func() error // called with the lock held as soon as all is reserved; what fails is not
+	slot     bool         // a slot is needed as well
+	spares   uint32       // spare entries without a copy in the next level that have at least so many hits; 0 spares none
+	reuseFor *Put         // put that may reuse the file of a victim; may be nil
+	enter    func() error // called with the lock held once everything is reserved; if it fails, nothing stays reserved
 }
 
-// want is bytes for an entry of a tenant.
+// want returns a request for the bytes of an entry of a tenant.
 func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 	w := capacity.Want{Bytes: bytes, Tenant: tenant, Quota: -1}
 	if live := r.store.live.Load(); len(live.Quotas) > 0 {
@@ -28,7 +28,7 @@ func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 	return w
 }
 
-// booked ends a reservation with bytes that are booked. The lock is held.
+// booked completes a reservation after its bytes were booked. The lock must be held.
 func (w *reservation) booked(r *root) error {
 	if w.enter != nil {
 		if err := w.enter(); err != nil {
@@ -41,7 +41,7 @@ func (w *reservation) booked(r *root) error {
 	return nil
 }
 
-// evictDown evicts down to the limit: what was reserved took more than it should have.
+// evictDown evicts down to the limit after reserved pieces took more bytes than expected.
 func (r *root) evictDown(ctx context.Context) {
 	if r.turn(ctx, abi.None) != nil {
 		return
@@ -53,8 +53,8 @@ func (r *root) evictDown(ctx context.Context) {
 	}
 }
 
-// shrink brings the root within its limit as far as this host keeps it, and says whether it is: a file that could not be unlinked, or a
-// file system that others fill, puts a root over its limit.
+// shrink brings the root within its limit, as far as this host is responsible, and reports whether it is within it. A file that
+// could not be unlinked, or files of others, can put a root over its limit.
 func (r *root) shrink(ctx context.Context) bool {
 	if r.within() {
 		return true
@@ -67,7 +67,7 @@ func (r *root) within() bool {
 	return r.cfg.Shared || r.IsScanning() || r.Account.Excess(1) <= r.twice.Load()
 }
 
-// turn takes the turn to reserve and evict: one reservation at a time evicts, and tenants take turns.
+// turn takes the turn to reserve and evict. One reservation at a time evicts, and tenants alternate.
 func (r *root) turn(ctx context.Context, tenant uint32) error {
 	if r.evicting == nil {
 		return nil
@@ -81,13 +81,13 @@ func (r *root) endTurn() {
 	}
 }
 
-// drop removes an entry at once that is not, or no longer, what the index says. keep names the ranks of files that the caller
-// removes. The caller does not hold the lock.
+// drop removes an entry that does not, or no longer, match its files. The ranks in keep are left out, because the caller
+// removes their files. The lock must not be held.
 func (r *root) drop(m entries.Mark, keep uint64) {
-	r.Evict(m, func(v *entries.Eviction) { _, _ = r.owner.unlink(v, v.Pieces&^keep) }) // it logs what fails, and retries
+	r.Evict(m, func(v *entries.Eviction) { _, _ = r.owner.unlink(v, v.Pieces&^keep) }) // it logs failures and retries
 }
 
-// dropDamaged removes an entry because of one rank's file, which goes into quarantine.
+// dropDamaged removes an entry because the file of one rank is damaged. The file goes to quarantine.
 func (r *root) dropDamaged(m entries.Mark, rank uint32, name string, cause error) {
 	r.Evict(m, func(v *entries.Eviction) {
 		r.Counted(&r.Count.Damaged)
@@ -95,8 +95,8 @@ func (r *root) dropDamaged(m entries.Mark, rank uint32, name string, cause error
 	})
 }
 
-// unlinkDamaged removes an evicted entry's files, one of which is damaged and kept where it is this host's. Of a file that is lent
-// the lender gets the blame.
+// unlinkDamaged removes the files of an evicted entry, of which one is damaged. This host keeps the damaged file if it owns the
+// root. For a borrowed file, the lender is blamed.
 func (r *root) unlinkDamaged(v *entries.Eviction, rank uint32, name string, cause error) {
 	switch {
 	case r.cfg.Lender != nil:
@@ -105,9 +105,9 @@ func (r *root) unlinkDamaged(v *entries.Eviction, rank uint32, name string, caus
 		r.Log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
 	default:
 		k, _ := r.Quarantine.Move(name, v.Class.FileBytes(), cause)
-		_, _ = r.owner.unlink(v, v.Pieces&^(1<<rank)) // it logs what fails, and retries
+		_, _ = r.owner.unlink(v, v.Pieces&^(1<<rank)) // it logs failures and retries
 		r.Lock()
-		r.Release(v, k.Bytes) // the quarantine has them
+		r.Release(v, k.Bytes) // now in the quarantine
 		excess := r.Quarantine.Add(k)
 		r.Unlock()
 		r.Quarantine.Remove(excess)
@@ -116,21 +116,21 @@ func (r *root) unlinkDamaged(v *entries.Eviction, rank uint32, name string, caus
 	_, _ = r.owner.unlink(v, v.Pieces)
 }
 
-// freeSpace watches what a root's file system has left.
+// freeSpace watches the free space of a root's file system.
 type freeSpace struct{ *root }
 
-// refresh measures what the file system has left when a put may not go by the last measurement.
+// refresh measures the free space if the last measurement is too old for a put.
 func (r freeSpace) refresh() {
 	if r.Account.Stale() {
 		r.measure()
 	}
 }
 
-// measure asks the file system what it has left.
+// measure measures the free space.
 func (r freeSpace) measure() {
 	space, err := r.FS.Statfs(r.Path)
 	if err != nil {
-		return // the last measurement stands
+		return // the last measurement stays in effect
 	}
 	r.Lock()
 	defer r.Unlock()
@@ -141,7 +141,7 @@ func (r freeSpace) measure() {
 	r.Account.Measured(space.Total, space.Available, r.Unwritten())
 }
 
-// full is called when the file system was full although the account had room.
+// full records that the file system was full although the account had room.
 func (r freeSpace) full(entry int64, cause error) {
 	r.Lock()
 	r.Account.Full(entry, r.Unwritten(), r.store.cfg.UpkeepEvery, health.MaxPause*r.store.cfg.UpkeepEvery)
@@ -150,7 +150,8 @@ func (r freeSpace) full(entry int64, cause error) {
 		"make room on the file system, or lower the root's capacity or raise its min_free")
 }
 
-// watch is the upkeep's part: it keeps the floor when others write, and tries whether there is room again.
+// watch is the free-space part of the upkeep. It maintains the floor while others write, and checks whether a full file system
+// has room again.
 func (r freeSpace) watch(ctx context.Context) {
 	if !r.Health.Takes() {
 		return

@@ -27,10 +27,10 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// quarantineShare is the part of a root's capacity, 1/n, that its quarantine may take.
+// quarantineShare is the divisor of a root's capacity that gives the most bytes of its quarantine.
 const quarantineShare = 16
 
-// root is one directory: its entries, its files, and plain code between its medium and its [owner].
+// root combines its entries and its files. It is plain code between its medium and its [owner].
 type root struct {
 	entries.Set
 	*files.Dir
@@ -39,40 +39,41 @@ type root struct {
 	owner  owner
 	budget writeBudget
 
-	kept      *keptDir // files that the store keeps for itself
+	kept      *keptDir // the store's own files
 	recovery  *recovery
 	directory *health.Directory
 	meter     meter
 
 	level      *level
-	origin     moves.Origin   // of what is copied to other levels
-	evicting   *staging.Turns // the turn to reserve: held by the one reservation that may evict. nil: the evictor of several hosts does
-	leaving    moves.Leaving  // for the next level
+	origin     moves.Origin   // source of copies to other levels
+	evicting   *staging.Turns // turn to reserve, held by the one reservation that may evict; nil if the evictor of several hosts evicts
+	leaving    moves.Leaving  // entries that leave for the next level
 	upkeepWake chan struct{}
 
-	unavailable atomic.Bool   // it could not be opened: see openLate
-	scanned     chan struct{} // closed when it is known what is there
-	entered     atomic.Int64  // pieces
-	some        chan struct{} // closed when there are enough for the speed of reads to be measured
+	unavailable atomic.Bool   // the root could not be opened: see openLate
+	scanned     chan struct{} // closed when all entries are known
+	entered     atomic.Int64  // number of pieces entered
+	some        chan struct{} // closed when there are enough pieces to measure the speed of reads
 
 	suspects marks        // entries with files that gave no answer
-	twice    atomic.Int64 // bytes that may be both a reservation's and an orphan's, while puts end
+	twice    atomic.Int64 // bytes that may be counted both as reserved and as orphans while puts end
 }
 
-// meter measures the root's files, and whether compression saves time there: gain is nil where that is not asked.
+// meter measures the transfers of the root's files, and the gain of compression. gain is nil if compression does not depend on
+// it.
 type meter struct {
 	staging.Meter
 	gain *codec.Root
 }
 
-// openRoot makes a root with its evict policy. Nothing of its directory is looked at yet.
+// openRoot creates a root with its evict policy. It does not access the directory.
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	log := s.log.With("root", cfg.Path)
 	r := &root{
 		store: s, cfg: cfg, upkeepWake: make(chan struct{}, 1), level: s.at(cfg.Level), scanned: make(chan struct{}), some: make(chan struct{}),
 	}
 	changes, copies := s.changes, s.copies
-	if cfg.Lender != nil { // what others have is no change of what is here
+	if cfg.Lender != nil { // borrowed entries are not part of this host's changes
 		changes, copies = entries.NewChangeLog(0), entries.NewCopies()
 	}
 	r.Init(entries.Config{
@@ -112,7 +113,8 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	return r, nil
 }
 
-// take makes the directories and takes the lock. No piece is looked at yet. A dry store looks whether it could, and keeps no lock.
+// take creates the directories and takes the locks. It does not examine pieces. In a dry store it only checks whether this is
+// possible, and keeps no lock.
 func (r *root) take(ctx context.Context) (err error) {
 	dry := r.store.cfg.Dry
 	if dry && r.cfg.NoDirectory {
@@ -120,7 +122,7 @@ func (r *root) take(ctx context.Context) (err error) {
 	}
 	missing, err := health.MissingRoot(r.FS, r.Path, r.cfg.RequireMount)
 	if err == nil && missing {
-		if making := r.store.cfg.Making; making != nil && !dry && !r.cfg.NoDirectory && !r.unavailable.Load() { // a host that runs has its addresses
+		if making := r.store.cfg.Making; making != nil && !dry && !r.cfg.NoDirectory && !r.unavailable.Load() { // a running host has announced its addresses already
 			if err := making(); err != nil {
 				return err
 			}
@@ -141,7 +143,7 @@ func (r *root) take(ctx context.Context) (err error) {
 	} else if dry {
 		return nil
 	}
-	// What the root holds is only as durable as its own name.
+	// The contents of the root are only as durable as its own name.
 	if err := r.FS.SyncDir(filepath.Dir(r.Path)); err != nil && !errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("store: root %s: %w: %w", r.Path, ErrSync, err)
 	}
@@ -169,7 +171,7 @@ func (r *root) close() error {
 	return err
 }
 
-// file is the name of one of the store's own files in the root. Where hosts share it each has its own.
+// file returns the name of one of the store's own files in the root. In a shared root each host has its own file.
 func (r *root) file(base string) string {
 	if r.cfg.Shared {
 		return base + "." + r.store.cfg.HostID
@@ -177,11 +179,11 @@ func (r *root) file(base string) string {
 	return base
 }
 
-// ownsTemp says whether a temporary of an earlier run of a host is this host's to remove.
+// ownsTemp reports whether a temporary of an earlier run of a host is this host's to remove.
 func (r *root) ownsTemp(host string) bool { return !r.cfg.Shared || host == r.store.cfg.HostID }
 
-// identify says whether the directory is one to continue with, and whether it is empty. Where hosts share it, it is the one that was
-// there when this host joined. Of a bucket only requests tell: the root itself, and temporaries, are there without a server.
+// identify checks that the directory may be used, and reports whether it is empty. A shared root must be the one that this host
+// has joined. A bucket is checked by requests, because its root and its temporaries exist without a server.
 func (r *root) identify() (empty bool, err error) {
 	if !r.cfg.Shared {
 		empty, err = r.directory.Adopt()
@@ -194,7 +196,7 @@ func (r *root) identify() (empty bool, err error) {
 	return empty, err
 }
 
-// answers fails unless the server of a bucket answers.
+// answers returns an error if the server of a bucket does not answer.
 func (r *root) answers(probe string) error {
 	bare, name := r.Health.Bare(), r.Slash+probe
 	err := pieceformat.ReplaceFile(bare, r.store.seq.TempName(name), name, true, pieceformat.Holding([]byte("kvhost probe\n")))
@@ -204,8 +206,8 @@ func (r *root) answers(probe string) error {
 	return err
 }
 
-// forget removes a file of the catalog that this host has no use for. Where hosts share the root another may have one. A file that stays
-// is tried again at the next start.
+// forget removes a file of the catalog that this host does not need. In a shared root it does nothing, because another host may
+// need the file. After a failure the next start tries again.
 func (r *root) forget(dir, base string) {
 	if r.cfg.Shared {
 		return
@@ -217,7 +219,7 @@ func (r *root) forget(dir, base string) {
 	}
 }
 
-// wake wakes whoever waits for a channel of one element.
+// wake wakes the goroutine that waits for a channel with a buffer of one.
 func wake(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -225,13 +227,13 @@ func wake(c chan struct{}) {
 	}
 }
 
-// invites says whether stores should go to the root.
+// invites reports whether new entries should be stored in the root.
 func (r *root) invites() bool {
 	_, plenty := r.budget.Left()
 	return plenty && r.Health.State() == health.In
 }
 
-// path is where the file of a piece stands, given its name: empty for the built-in one.
+// path returns the path of a piece's file. An empty name stands for the built-in one.
 func (r *root) path(name string, cl *catalog.Class, key *kv.Key, rank uint32) string {
 	if name != "" {
 		return r.Slash + name
@@ -240,13 +242,13 @@ func (r *root) path(name string, cl *catalog.Class, key *kv.Key, rank uint32) st
 	return string(cl.AppendBuiltin(append(room[:0], r.Slash...), key, rank))
 }
 
-// victim is where the file of an evicted entry's piece stands.
+// victim returns the path of the file of an evicted entry's piece.
 func (r *root) victim(v *entries.Eviction, rank uint32) string {
 	name, _ := pieceformat.NameOf(v.Names, rank)
 	return r.path(name, v.Class, &v.Key, rank)
 }
 
-// metered observes a file's transfers where there is a choice to be made by them: of roots, or whether to compress.
+// metered returns a file with measured transfers if a decision depends on them: the choice of a root, or whether to compress.
 func (r *root) metered(f staging.File) staging.File {
 	if len(r.store.roots) < 2 && r.meter.gain == nil {
 		return f
@@ -254,7 +256,7 @@ func (r *root) metered(f staging.File) staging.File {
 	return r.meter.File(f)
 }
 
-// facts are what the place policy is told.
+// facts returns the facts about the root for the place policy.
 func (r *root) facts(id int) abi.RootFacts {
 	r.Lock()
 	defer r.Unlock()
@@ -269,9 +271,10 @@ func (r *root) facts(id int) abi.RootFacts {
 	}
 }
 
-// A root belongs to one host, which holds the lock file and the directory for as long as it runs, or to several. Each of
-// those holds a lock file with its name, against a second host of that name, and the common one only while it joins: from
-// then on its directory among the hosts' says that it is there, on other machines too, where a lock may not reach.
+// A root belongs to one host, which holds the lock file and the directory's lock while it runs, or to several hosts. Each of
+// these holds a lock file with its own name, which excludes a second host with that name. It holds the common lock file only
+// while it joins. From then on, its directory among those of the hosts shows that it is present, even on other machines that
+// locks may not reach.
 
 func (r *root) lockRoot(ctx context.Context) error {
 	if err := r.directory.Lock(); err != nil {
@@ -283,7 +286,7 @@ func (r *root) lockRoot(ctx context.Context) error {
 	return nil
 }
 
-// tryLocks fails as lockRoot would at present. It makes no lock file.
+// tryLocks returns the error that lockRoot would return now. It creates no lock file.
 func (r *root) tryLocks(ctx context.Context) (err error) {
 	var locks []io.Closer
 	lock := r.Slash + r.file(pieceformat.LockFile)
@@ -299,7 +302,7 @@ func (r *root) tryLocks(ctx context.Context) (err error) {
 	return errors.Join(err, health.Unlock(locks))
 }
 
-// notLocked is the error of a lock that could not be taken.
+// notLocked returns the error for a lock that could not be taken.
 func (r *root) notLocked(err error) error {
 	if errors.Is(err, staging.ErrLocked) {
 		return fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, or set shared = true on both",
@@ -308,7 +311,7 @@ func (r *root) notLocked(err error) error {
 	return fmt.Errorf("store: root %s: %w", r.Path, err)
 }
 
-// holds says whether a root in service has an entry in a state.
+// holds reports whether a root in service has an entry in a state.
 func holds(roots []*root, fp uint64, state uint8) bool {
 	for _, r := range roots {
 		if !r.Health.Serves() {
@@ -324,13 +327,13 @@ func holds(roots []*root, fp uint64, state uint8) bool {
 	return false
 }
 
-// isAllocating says that memory for so many bytes more will be there, and is not yet.
+// isAllocating reports whether the memory for so many more bytes is still being allocated.
 func (r *root) isAllocating(bytes int64) bool {
 	there, more := r.allocated()
 	return more && r.Account.Figures().Used+bytes > there
 }
 
-// allocated is the memory that is there, and whether more will be.
+// allocated returns the allocated memory, and whether more is being allocated.
 func (r *root) allocated() (bytes int64, more bool) {
 	if !r.cfg.Volatile {
 		return 0, false
@@ -342,7 +345,7 @@ func (r *root) allocated() (bytes int64, more bool) {
 	return space.Total - space.Free + space.Available, true
 }
 
-// ready is how many bytes more can be taken at once without anything going.
+// ready returns the bytes that the root can take now without an eviction.
 func (r *root) ready() int64 {
 	room := -r.Account.Excess(1)
 	if there, more := r.allocated(); more {
@@ -351,7 +354,7 @@ func (r *root) ready() int64 {
 	return room
 }
 
-// evictPolicy takes a reference to a policy that is about to evict; nil is the built-in one.
+// evictPolicy takes a reference to a policy that is about to evict. nil stands for the built-in one.
 func (s *Store) evictPolicy(h *policy.Handle) *evictor.Policy {
 	if h == nil {
 		h = policy.BuiltinHandle(abi.RoleEvict)
@@ -361,7 +364,7 @@ func (s *Store) evictPolicy(h *policy.Handle) *evictor.Policy {
 	return &evictor.Policy{Handle: h, Since: s.cfg.Now()}
 }
 
-// marks collects entries. It has its own lock, which is taken after the root's.
+// marks is a list of entries. Its lock is taken after the root's.
 type marks struct {
 	mu   sync.Mutex
 	list []entries.Mark

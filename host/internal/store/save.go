@@ -9,11 +9,11 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// A checkpoint is written only when the account is exact: nothing in flight, no entry being evicted, no orphan, the
-// scan at the start finished, the root in use and not shared. And only when all that led to it is on disk: after a
-// power failure the names of files that were unlinked would come back, and be in no account.
+// A checkpoint is written only if the account is exact: nothing is in flight, no entry is being evicted, there is no orphan,
+// the scan at the start has ended, and the root is in service and not shared. All changes that led to this state must be on the
+// disk. Otherwise the names of unlinked files could return after a power failure without being in any account.
 
-// unsettled says why the account is not exact, if it is not. The lock is held.
+// unsettled returns the reason why the account is not exact, or an empty string. The lock must be held.
 func (r *recovery) unsettled() (why string) {
 	s := r.set
 	switch {
@@ -37,7 +37,7 @@ func (r *recovery) unsettled() (why string) {
 	return why
 }
 
-// saveCheckpoint writes the index and the evict policy's state, if the account is exact. Nothing else uses the root any
+// saveCheckpoint writes the index and the state of the evict policy, if the account is exact. Nothing else may use the root any
 // more. It takes the lock.
 func (r *recovery) saveCheckpoint() {
 	s, d := r.set, r.kept
@@ -62,7 +62,8 @@ func (r *recovery) saveCheckpoint() {
 	}
 }
 
-// saveState writes the state of the acting policy. Pins are no part of what the next run begins with. The lock is held.
+// saveState writes the state of the evict policy. It does not write it while there are pins, because the next run starts
+// without any. The lock must be held.
 func (r *recovery) saveState(when int64) error {
 	r.kept.removeState()
 	if r.pinned() {
@@ -84,7 +85,8 @@ func (r *recovery) pinned() (any bool) {
 	return any
 }
 
-// takeCheckpoint enters the checkpoint, if there is one that holds, and the evict policy's state. It takes the lock.
+// takeCheckpoint restores the entries and the state of the evict policy from a valid checkpoint, if there is one. It takes the
+// lock.
 func (r *recovery) takeCheckpoint(ctx context.Context) (ok bool, err error) {
 	s, d := r.set, r.kept
 	x := index.New(s.Index.Max(), d.Catalog.Fingerprint, d.Catalog.Base)

@@ -24,40 +24,40 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// scanJudge says what becomes of the files that a scan meets. Its methods are called on several goroutines.
+// scanJudge decides about the files that a scan finds. Its methods are called on several goroutines.
 type scanJudge interface {
-	// Found enters a piece, given its path below the root and its name: that path, or empty for the built-in one.
+	// Found enters a piece. rel is its path below the root. name is the same path, or empty for the built-in name.
 	Found(c *scan, rel, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64)
-	// Unsound judges a file that is no sound piece.
+	// Unsound decides about a file that is not a valid piece.
 	Unsound(c *scan, name, rel string, info staging.Info, err error)
-	// Unknown judges a piece of a namespace that the store does not know, or under a name that no piece can have.
+	// Unknown decides about a piece of an unknown namespace, or with a name that no piece can have.
 	Unknown(c *scan, name string, allocated int64, err error)
 }
 
-// scan is one look at every file of a root.
+// scan is one examination of every file of a root.
 type scan struct {
 	*entries.Scan
 	by   *recovery
-	late bool // after the scan
+	late bool // after the scan has ended
 
 	mu     sync.Mutex
-	short  error            // the process was short of something: the scan is begun again
-	missed map[string]int64 // what could not be read, by path below the root, directories with a slash: the bytes booked for it
+	short  error            // the process was short of a resource, so the scan must be repeated
+	missed map[string]int64 // unreadable files and directories (with a slash) by path below the root, with the bytes booked for them
 }
 
-// newScan begins a scan, or a look after the scan.
+// newScan begins a scan, or an examination of files after the scan.
 func (r *recovery) newScan(late bool) *scan {
 	return &scan{Scan: entries.NewScan(r.set, late), by: r, late: late, missed: map[string]int64{}}
 }
 
-// beginScan makes the root ready to be used while it is scanned. What is in use on the file system is an upper bound of
-// the bytes that the scan will find.
+// beginScan prepares the root for use during a scan. The bytes in use on the file system are the upper bound of the bytes that
+// the scan will find.
 func (r *recovery) beginScan() error {
 	d := r.kept
 	if _, err := d.FS.ReadDir(d.Path); err != nil {
 		return err
 	}
-	// What is found counts as stored. Who wrote it may have been killed before it was durable.
+	// Files that are found count as stored, but their writer may have been killed before they were durable.
 	if r.root.store.cfg.Strict {
 		if err := d.FS.SyncFS(d.Path); err != nil {
 			return d.SyncFailed(err)
@@ -71,19 +71,19 @@ func (r *recovery) beginScan() error {
 		unscanned = max(0, space.Total-space.Free)
 	}
 	r.set.Account.Add(capacity.Unscanned, unscanned)
-	r.current.Store(r.newScan(false)) // before the first put, which looks for its file itself
+	r.current.Store(r.newScan(false)) // before the first put, which looks for its own file
 	return nil
 }
 
-// scan scans until everything was seen once, after beginScan.
+// scan examines all files once, after beginScan.
 func (r *recovery) scan(ctx context.Context) error {
 	start, c := r.root.store.cfg.Now(), r.current.Load()
 	err := c.walk(ctx)
 	if err == nil && !r.kept.Health.Serves() {
-		err = r.kept.Health.OutError() // half a scan is no account of what is there
+		err = r.kept.Health.OutError() // an incomplete scan does not account for all files
 	}
 	if err != nil {
-		r.current.Store(r.newScan(false)) // of the next attempt
+		r.current.Store(r.newScan(false)) // for the next attempt
 		return err
 	}
 	r.current.Store(nil)
@@ -92,14 +92,14 @@ func (r *recovery) scan(ctx context.Context) error {
 	r.miss(c)
 	c.End(ctx, func(int64) {})
 	r.makeRoom()
-	if files := r.count.Scanned.Load(); files > 0 { // after a kill, most of the time
+	if files := r.count.Scanned.Load(); files > 0 { // usually after a kill
 		r.kept.Log.Info("scanned", "files", files, "took", r.root.store.cfg.Now().Sub(start))
 	}
 	return nil
 }
 
-// makeRoom is for a root that a scan finds over its limit. Damaged files go, and entries that lack pieces, for which bytes
-// are reserved: else entries that are hits would pay for them.
+// makeRoom reduces a root that a scan has found over its limit. It removes damaged files and incomplete entries, for which
+// bytes of missing pieces are reserved. Otherwise complete entries would be evicted instead.
 func (r *recovery) makeRoom() {
 	s := r.set
 	r.kept.Quarantine.Shrink(s.Account.Excess(1))
@@ -122,7 +122,7 @@ func (r *recovery) makeRoom() {
 	}
 }
 
-// walk looks at every file.
+// walk examines every file.
 func (c *scan) walk(ctx context.Context) error {
 	d := c.by.kept
 	if c.by.from != nil {
@@ -131,7 +131,7 @@ func (c *scan) walk(ctx context.Context) error {
 	return errors.Join(d.Walk(ctx, "", c.by.root.store.cfg.ScanWorkers, c.file, c.skipped), c.short)
 }
 
-// file judges one file. rel is its path below the root.
+// file examines one file, given its path below the root.
 func (c *scan) file(rel string, is files.FileKind) {
 	if c.by.count.Scanned.Add(1); is == files.Foreign {
 		c.by.count.Foreign.Add(1)
@@ -140,7 +140,7 @@ func (c *scan) file(rel string, is files.FileKind) {
 	c.look(rel)
 }
 
-// look judges a file by its name and its header.
+// look examines a file by its name and its header.
 func (c *scan) look(rel string) {
 	r, d := c.by, c.by.kept
 	name := d.Slash + rel
@@ -153,14 +153,14 @@ func (c *scan) look(rel string) {
 		return
 	}
 	if d.Orphans.Has(name) {
-		return // its entry was dropped during the scan, and it is counted
+		return // its entry was dropped during the scan, and its bytes are booked
 	}
 	h, info, err := pieceformat.Header{}, staging.Info{}, error(nil)
 	if !c.late {
 		h, info, err = d.Look(name)
 	}
 	if cond := health.Judge(err); c.late || err != nil && cond != health.Other && cond != health.Unanswered {
-		h, info, err = d.By(d.Health.Bare()).Look(name) // once more, without a second error of the device
+		h, info, err = d.By(d.Health.Bare()).Look(name) // again without the monitor, so that the error of a device is not counted twice
 	}
 	if err == nil {
 		c.identify(name, rel, &h, pieceformat.Padded(info.Allocated))
@@ -187,14 +187,14 @@ func (c *scan) skipped(rel string, err error) {
 	}
 }
 
-// miss notes what could not be read.
+// miss records a file or directory that could not be read.
 func (c *scan) miss(rel string, bytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.missed[rel] = bytes
 }
 
-// lacks notes an error that says that the process is short of something.
+// lacks records an error if it means that the process is short of a resource, and reports whether it does.
 func (c *scan) lacks(err error) bool {
 	if health.Judge(err) != health.Shortage {
 		return false
@@ -205,7 +205,7 @@ func (c *scan) lacks(err error) bool {
 	return true
 }
 
-// unreadable leaves a file alone that could not be read just now.
+// unreadable leaves out a file that cannot be read at present, and books its bytes.
 func (c *scan) unreadable(name string, err error) {
 	if errors.Is(err, fs.ErrNotExist) || c.lacks(err) {
 		return
@@ -222,14 +222,15 @@ func (c *scan) unreadable(name string, err error) {
 	c.miss(strings.TrimPrefix(name, d.Slash), bytes)
 }
 
-// miss keeps what a scan that has ended could not read.
+// miss takes over the unreadable files of a scan that has ended.
 func (r *recovery) miss(c *scan) {
 	r.set.Lock()
 	defer r.set.Unlock()
 	r.missed = c.missed
 }
 
-// met ends that something could not be read, but perhaps some of what is in it. It is false if another scan has begun since.
+// met removes a file or directory from the unreadable ones after it has been read, and adds the parts of it that are still
+// unreadable. It returns false if another scan has begun since.
 func (r *recovery) met(rel string, but map[string]int64) bool {
 	r.set.Lock()
 	defer r.set.Unlock()
@@ -246,15 +247,15 @@ func (r *recovery) met(rel string, but map[string]int64) bool {
 	return true
 }
 
-// lateLooks is how many files and directories again looks at.
+// lateLooks is the most files and directories that one call of again examines.
 const lateLooks = 16
 
-// again looks at some of what the scan could not read, as a part of the root's upkeep.
+// again examines some of the files that the scan could not read. It is a part of the root's upkeep.
 func (r *recovery) again(ctx context.Context) {
 	s := r.set
 	s.Lock()
 	looks := make([]string, 0, lateLooks)
-	for rel := range r.missed { // any of them
+	for rel := range r.missed { // in any order
 		if looks = append(looks, rel); len(looks) == lateLooks {
 			break
 		}
@@ -284,7 +285,7 @@ func (r *recovery) again(ctx context.Context) {
 	})
 }
 
-// revisit looks at a file, or at all that is in a directory.
+// revisit examines a file, or all files in a directory.
 func (c *scan) revisit(ctx context.Context, rel string) {
 	dir, whole := strings.CutSuffix(rel, "/")
 	if !whole {
@@ -297,7 +298,7 @@ func (c *scan) revisit(ctx context.Context, rel string) {
 	}
 }
 
-// identify takes a sound piece into the index: the header says what it is, and the walk how it is named.
+// identify enters a valid piece in the index. The header identifies the piece, and the walk gives its name.
 func (c *scan) identify(name, rel string, h *pieceformat.Header, allocated int64) {
 	r, d := c.by, c.by.kept
 	cl, err := d.Catalog.ClassFor(h)
@@ -312,7 +313,7 @@ func (c *scan) identify(name, rel string, h *pieceformat.Header, allocated int64
 	r.judge.Found(c, rel, given, cl, h, allocated)
 }
 
-// nameAt is a piece's name as its entry has it, by where it stands: empty for the built-in one.
+// nameAt returns the name under which an entry records a piece at a path. It is empty for the built-in name.
 func nameAt(cl *catalog.Class, h *pieceformat.Header, rel string) (name string, err error) {
 	var room [2 * pieceformat.MaxPath]byte
 	if string(cl.AppendBuiltin(room[:0], &h.Key, h.Rank)) == rel {
@@ -327,8 +328,7 @@ func nameAt(cl *catalog.Class, h *pieceformat.Header, rel string) (name string, 
 	return rel, nil
 }
 
-// settle looks again for files that may have gone with an entry that was removed during the scan, or could not be
-// unlinked then.
+// settle checks files that may have been removed together with an entry during the scan, or that could not be unlinked then.
 func (c *scan) settle(unsure []entries.MarkedPiece) {
 	s, d := c.by.set, c.by.kept
 	for _, p := range unsure {
@@ -349,7 +349,7 @@ func (c *scan) settle(unsure []entries.MarkedPiece) {
 	}
 }
 
-// order gives what the scan found, and was not touched since, its last touch: by the time of storing.
+// order sets the last touch of entries that the scan found and that were not touched since, in the order of their store times.
 func (c *scan) order() {
 	s, newest := c.by.set, int64(0)
 	var list []uint32
@@ -373,9 +373,9 @@ func (c *scan) order() {
 	c.by.kept.Sequence.StampsFrom(newest)
 }
 
-// End replaces the bound by the account and tells the evict policy what is here. When the store is closed before all
-// is told, the scan has not ended: else the policy's state would be kept, and what it lacks would never be a victim.
-// ended is called with the lock held, and gets the bytes that were booked as orphans.
+// End replaces the upper bound by the exact account and tells the evict policy about all entries. If the store is closed before
+// the policy knows all entries, the scan has not ended. Otherwise the state of the policy would be saved, and the missing
+// entries would never be victims. ended is called with the lock held and gets the bytes that were booked as orphans.
 func (c *scan) End(ctx context.Context, ended func(booked int64)) {
 	s := c.by.set
 	c.by.kept.Quarantine.Recount()
@@ -384,7 +384,7 @@ func (c *scan) End(ctx context.Context, ended func(booked int64)) {
 	s.Account.Add(capacity.Orphans, booked)
 	s.Account.Remove(capacity.Unscanned, math.MaxInt64)
 	s.Unlock()
-	_ = s.Evictor.EndScan(ctx, func() { // what fails is the store being closed
+	_ = s.Evictor.EndScan(ctx, func() { // it fails only if the store is closed
 		ended(booked)
 		s.EndScan()
 	})

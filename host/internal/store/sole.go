@@ -18,14 +18,14 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// sole is the [owner] of a root that this host has for itself: it makes room by evictions, needs no records of other hosts, and
-// settles a put or an eviction here and now.
+// sole is the [owner] of a root that this host has for itself. It makes room by evictions, needs no records of other hosts, and
+// completes a put or an eviction at once.
 type sole struct {
 	r       *root
-	victims []entries.Eviction // of the turn's holder
+	victims []entries.Eviction // buffer of the turn's holder
 }
 
-// newSole is the sole owner of a root, the entries of which may leave for the next level.
+// newSole returns the sole owner of a root. Its entries may leave for the next level.
 func newSole(r *root) *sole {
 	c := &sole{r: r}
 	r.evicting = staging.NewTurns(1)
@@ -52,7 +52,7 @@ func (c *sole) settle(*Put, string, int64)                     {}
 func (c *sole) withdraw(p *Put)                                { c.r.Discard(p.target, p.class.FileBytes()) }
 func (c *sole) lock(context.Context) error                     { return c.unshared() }
 
-// createTemp implements [owner]: a temporary is next to its target, in directories that are made for it.
+// createTemp implements [owner]. A temporary is in the directory of its target, which is created if necessary.
 func (c *sole) createTemp(p *Put) (f staging.File, err error) {
 	p.temp = c.r.store.seq.TempName(p.target)
 	f, err = staging.OpenDirect(c.r.FS, p.temp, newTemp, 0o600)
@@ -74,7 +74,7 @@ func (c *sole) createInDir(p *Put) (f staging.File, err error) {
 }
 
 func (c *sole) publish(p *Put, info staging.Info) error {
-	// Its directory may have gone since, if the put got another name.
+	// The directory may have been removed, or may never have existed if the put got another name.
 	err := c.r.InDir(p.target, func() error { return c.r.FS.RenameNoReplace(p.temp, p.target) })
 	if err == nil {
 		p.temp = ""
@@ -85,13 +85,13 @@ func (c *sole) publish(p *Put, info staging.Info) error {
 	}
 	now, look := c.r.FS.Stat(p.target)
 	switch {
-	case look == nil && now.Same(info): // it happened all the same, as on a network file system that lost the reply
+	case look == nil && now.Same(info): // the rename succeeded in spite of the error, as on a network file system that lost the reply
 		return nil
-	case errors.Is(err, fs.ErrExist), files.Misled(err) && p.name != "": // as another file is there, or on the way
+	case errors.Is(err, fs.ErrExist), files.Misled(err) && p.name != "": // another file has the name or blocks its path
 	case look != nil && !errors.Is(look, fs.ErrNotExist):
 		c.r.Log.Error("publication failed, perhaps after the rename; will look again, its bytes stay in the account",
 			"file", p.target, "error", err, "look", look)
-		left := c.r.Discard(p.temp, 0) // one file has one of the names
+		left := c.r.Discard(p.temp, 0) // the file has one of the two names
 		p.temp = ""
 		c.r.Orphans.AddRenamed(p.target, info, pieceformat.Padded(info.Allocated)-left)
 	case health.Hung(err):
@@ -112,8 +112,8 @@ func (c *sole) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 	return nil
 }
 
-// recover implements [owner]: it takes what a checkpoint tells, or begins a scan, and counts directories where they count. What is lent
-// came with the host's life, and is not there yet.
+// recover implements [owner]. It restores the entries from a checkpoint or begins a scan, and counts directories if they count.
+// A root of borrowed entries is empty at the start.
 func (c *sole) recover(ctx context.Context) error {
 	r := c.r
 	if r.cfg.Lender != nil {
@@ -135,15 +135,15 @@ func (c *sole) recover(ctx context.Context) error {
 		r.store.work.Go(func() { r.CountDirs(r.store.run) })
 	}
 	if err == nil && !r.cfg.Volatile {
-		r.warnOfSpace(func(s staging.Space) int64 { // before a scan what is in use counts as the root's own
+		r.warnOfSpace(func(s staging.Space) int64 { // before a scan, all bytes in use count as the root's own
 			return r.Account.Figures().Used + s.Available
 		})
 	}
 	return err
 }
 
-// scan implements [owner]. Where files can be listed entries are complete after it, but for what policies and tenants' accounts need
-// to know.
+// scan implements [owner]. If files can be listed, entries are complete after the scan, except for the properties that policies
+// and the accounts of tenants need.
 func (c *sole) scan(ctx context.Context) error {
 	r := c.r
 	r.recovery.from, _ = r.cfg.FS.(lister)
@@ -160,7 +160,7 @@ func (c *sole) scan(ctx context.Context) error {
 	return nil
 }
 
-// unshared says who shares a root that this host wants for itself.
+// unshared returns an error that names the hosts that share the root, if there are any.
 func (c *sole) unshared() error {
 	names, err := shared.Hosts(c.r.FS, c.r.Path)
 	if err != nil {
@@ -173,7 +173,7 @@ func (c *sole) unshared() error {
 		ErrRootBusy, c.r.Path, strings.Join(names, ", "), c.r.Path+"/"+shared.Dir)
 }
 
-// soleJudge is the [scanJudge] of a root that one host has for itself: what is of no use is moved or removed.
+// soleJudge is the [scanJudge] of a root that one host has for itself. It moves or removes unusable files.
 type soleJudge struct{}
 
 // Found implements [scanJudge].
@@ -183,8 +183,9 @@ func (j soleJudge) Found(c *scan, rel, name string, cl *catalog.Class, h *piecef
 	}
 }
 
-// choose ends a conflict: a piece is there twice, as after a power failure that has undone an unlinking, or where a policy
-// has named it twice. The file goes that stands under another name than its header has, or else the one that was met last.
+// choose resolves a conflict between two files of the same piece. There can be two after a power failure that has undone an
+// unlink, or if a policy has given the piece two names. A file with another name than in its header is removed, or else the
+// file that was found later.
 func (j soleJudge) choose(
 	c *scan, twice entries.Twice, rel, given string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
 ) {
@@ -208,7 +209,8 @@ func (j soleJudge) choose(
 	j.rename(c, twice.Mark, given, h.Rank, 0, false)
 }
 
-// rename gives a piece of an entry another name and so many more bytes; with unused only if nothing uses the entry.
+// rename changes the name of a piece and adds bytes to its entry. With unused set, it does so only if nothing uses the entry.
+// It reports whether it did.
 func (soleJudge) rename(c *scan, of entries.Mark, name string, rank uint32, more int64, unused bool) bool {
 	s := c.by.set
 	s.Lock()
@@ -221,8 +223,8 @@ func (soleJudge) rename(c *scan, of entries.Mark, name string, rank uint32, more
 	return true
 }
 
-// Unsound implements [scanJudge]. A file that is no piece is the store's by its built-in name, or because a piece's first page
-// is written last: after a power failure it may hold zeros.
+// Unsound implements [scanJudge]. A file that does not start like a piece belongs to the store if it has a built-in name. It
+// also does if its first page holds zeros: that page is written last and can be missing after a power failure.
 func (j soleJudge) Unsound(c *scan, name, rel string, info staging.Info, err error) {
 	d := c.by.kept
 	switch {
@@ -239,8 +241,8 @@ func (j soleJudge) Unsound(c *scan, name, rel string, info staging.Info, err err
 	}
 }
 
-// Unknown implements [scanJudge]. A file that will never have a class, because there is no text of its namespace or because
-// it cannot be of it, is moved away.
+// Unknown implements [scanJudge]. A file that can never get a class, because its namespace has no text or cannot have such a
+// piece, is moved to quarantine.
 func (j soleJudge) Unknown(c *scan, name string, _ int64, err error) {
 	if !errors.Is(err, catalog.ErrUnknownNamespace) && !errors.Is(err, catalog.ErrAlien) {
 		c.unreadable(name, err)

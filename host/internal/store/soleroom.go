@@ -16,10 +16,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
 
-// reserve implements [owner]: it evicts to make room. The caller holds the turn.
+// reserve implements [owner]. It evicts to make room. The turn must be held.
 func (c *sole) reserve(ctx context.Context, w reservation) error {
 	r := c.r
-	// What cannot fit, whatever is evicted, costs no entry.
+	// A request that cannot fit even in an empty root must not cost an entry.
 	if err := r.Account.Possible(w.Want, r.IsScanning()); err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (c *sole) reserve(ctx context.Context, w reservation) error {
 	}
 }
 
-// evict evicts a part of what a reservation is short of.
+// evict evicts a part of the bytes that a reservation lacks.
 func (c *sole) evict(w *reservation, short capacity.Shortage, noSlot bool) error {
 	r := c.r
 	bytes, tenant := short.Bytes, abi.None
@@ -67,14 +67,14 @@ func (c *sole) evict(w *reservation, short capacity.Shortage, noSlot bool) error
 	}
 	got := c.evictSome(max(bytes, 1), tenant, w.reuseFor, w.spares)
 	w.Taken += got.taken
-	if got.freed > 0 || (noSlot || got.failed == nil) && got.entries > 0 { // what is being read frees nothing yet, others may
+	if got.freed > 0 || (noSlot || got.failed == nil) && got.entries > 0 { // entries that are being read free nothing yet, but others may
 		return nil
 	}
 	switch {
 	case got.behind:
 		return moves.ErrBehind
 	case got.failed != nil:
-		// Their bytes are still taken, and the next ones' would be.
+		// The bytes of these entries are still in use, and the next files could not be unlinked either.
 		return fmt.Errorf("%w: %s is %d bytes short and victims' files cannot be unlinked: %w", ErrNoSpace, r.Path,
 			bytes, got.failed)
 	case short.Quota > 0:
@@ -88,18 +88,18 @@ func (c *sole) evict(w *reservation, short capacity.Shortage, noSlot bool) error
 	return fmt.Errorf("%w: %s is %d bytes short and no entry can be evicted", ErrNoSpace, r.Path, bytes)
 }
 
-// evicted is what came of a round of eviction.
+// evicted is the result of a round of eviction.
 type evicted struct {
 	entries int
-	freed   int64 // bytes; an entry with files that could not be unlinked frees none
-	taken   int64 // bytes of the file that was left to a put, booked as an orphan's
+	freed   int64 // freed bytes; an entry with files that could not be unlinked frees none
+	taken   int64 // bytes of the file that was left to a put, booked as an orphan
 	failed  error // why a file could not be unlinked
-	behind  bool  // the rest has no copy in the next level yet
+	behind  bool  // the remaining entries have no copy in the next level yet
 }
 
-// evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds the turn. reuseFor may get one
-// of the files instead. Only entries of the tenant are evicted, if one is named. Where there is a next level, what has no copy
-// there and so many hits as spares says stays, unless that is 0.
+// evictSome evicts entries that the policy names, until so many bytes are freed. The turn must be held. If tenant is not None,
+// only entries of the tenant are evicted. reuseFor may get one of the files. If there is a next level and spares is not 0,
+// entries without a copy there and with at least spares hits stay.
 func (c *sole) evictSome(bytes int64, tenant uint32, reuseFor *Put, spares uint32) (got evicted) {
 	r := c.r
 	r.Lock()
@@ -139,7 +139,7 @@ func (c *sole) evictSome(bytes int64, tenant uint32, reuseFor *Put, spares uint3
 	if r.offers() {
 		r.level.replaced(got.freed)
 	}
-	if offered && reuseFor.temp != "" { // the file is there before the put's bytes are reserved
+	if offered && reuseFor.temp != "" { // the file exists before the put's bytes are reserved
 		got.taken = reuseFor.class.FileBytes()
 		r.Account.Add(capacity.Orphans, got.taken)
 	}
@@ -165,8 +165,8 @@ func (c *sole) vanished(err error) {
 	}
 }
 
-// unlinkVictim is unlink for a victim. Where not even its first file can be unlinked it stays, all of it: its bytes would not
-// be free.
+// unlinkVictim is unlink for a victim. If not even the first file can be unlinked, the whole victim stays, since its bytes
+// would not be freed.
 func (c *sole) unlinkVictim(v *entries.Eviction, pieces uint64) (left int64, stays bool, failed error) {
 	if pieces != 0 && pieces == v.Pieces {
 		err := c.r.Unlink(c.r.victim(v, uint32(bits.TrailingZeros64(pieces))))
@@ -174,8 +174,8 @@ func (c *sole) unlinkVictim(v *entries.Eviction, pieces uint64) (left int64, sta
 		switch {
 		case err == nil, errors.Is(err, fs.ErrNotExist):
 			pieces &= pieces - 1
-		case errors.Is(err, files.ErrRead): // its bytes stay in the account until that is over
-		case health.Judge(err) != health.Unanswered: // else it may go yet
+		case errors.Is(err, files.ErrRead): // its bytes stay in the account until the reader is done
+		case health.Judge(err) != health.Unanswered: // otherwise it may still be removed
 			return 0, true, err
 		}
 	}
@@ -183,13 +183,14 @@ func (c *sole) unlinkVictim(v *entries.Eviction, pieces uint64) (left int64, sta
 	return left, false, failed
 }
 
-// A put that evicts takes over a victim's file where it can: renamed to be the put's temporary and overwritten in place.
-// That spares an unlink, a create and the allocation of blocks, which cost more than the write. A victim has no pins, so
-// it is not open in this process; and a file says in its header which piece it is, so what a power failure leaves under the
-// victim's name is a miss. Only a root of one's own does so: where hosts share one, another may be reading the victim.
+// A put that evicts takes over the file of a victim if possible: the file is renamed to the temporary of the put and
+// overwritten in place. This saves an unlink, a create and the allocation of blocks, which cost more than the write. A victim
+// has no pins, so its file is not open in this process. A file identifies its piece in the header, so whatever a power failure
+// leaves under the victim's name is a miss. Only a root with a sole owner does this: in a shared root, another host may be
+// reading the victim.
 
-// offerFile makes the file of one of a victim's pieces the temporary of the put, if it may have the right size, and returns
-// the pieces with files that are still to be unlinked. The caller holds the turn, and not the root's lock.
+// offerFile turns the file of one of a victim's pieces into the temporary of the put, if the file may have the right size. It
+// returns the pieces with files that must still be unlinked. The turn must be held, and the root's lock must not.
 func (c *sole) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 	r := c.r
 	if reuseFor == nil || reuseFor.temp != "" || r.cfg.WriteOnce || v.Pieces == 0 || reuseFor.isStored() ||
@@ -200,9 +201,9 @@ func (c *sole) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 	name := r.victim(v, uint32(bits.TrailingZeros64(bit)))
 	temp := r.store.seq.TempName(reuseFor.target)
 	if err := r.InDir(reuseFor.target, func() error { return r.FS.Rename(name, temp) }); err != nil {
-		if !health.Judge(err).Untouched() { // else a rename can report an error although it happened
+		if !health.Judge(err).Untouched() { // otherwise the rename may have succeeded in spite of the error
 			r.Orphans.AddLate(temp, err)
-			r.Discard(temp, 0) // what nothing is known of is at its old name, in the account
+			r.Discard(temp, 0) // if the state is unknown, the file counts under its old name
 		}
 		return v.Pieces
 	}

@@ -14,47 +14,47 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 )
 
-// RootStats is the state of one root. What counts up does so since the store was opened.
+// RootStats is the state of one root. Counters count since the store was opened.
 type RootStats struct {
 	Path      string
 	State     health.State
-	Reason    string        // why it is not in
-	Ceiling   time.Duration // until a root that is full looks for room again
-	Since     time.Time     // that it is in this state; zero from the start
+	Reason    string        // why it is not in full service
+	Ceiling   time.Duration // time until a full root checks for room again
+	Since     time.Time     // time of the last change of state; zero if there was none
 	Outages   uint64        // times that it was taken out
-	Stuck     int           // operations that were given up and have not ended
+	Stuck     int           // abandoned operations that have not ended
 	Capacity  int64
-	Limit     int64 // what it may take at present: less than Capacity by directories, and where the file system has less
-	Used      int64 // all of the following, and entries on their way out
-	Writing   int64 // reserved by pieces in flight: temporaries
-	Held      int64 // of quarantine
-	Orphaned  int64 // of files that could not be unlinked
-	Unscanned int64 // most that files may take which the scan has not come to
+	Limit     int64 // bytes that it may use at present; less than Capacity because of directories, or if the file system has less
+	Used      int64 // bytes of the following parts and of entries
+	Writing   int64 // bytes reserved by pieces being written
+	Held      int64 // bytes of quarantine
+	Orphaned  int64 // bytes of files that could not be unlinked
+	Unscanned int64 // upper bound of the bytes in files that the scan has not seen
 
-	Entries    int // in the index, complete or not
+	Entries    int // entries in the index, complete or not
 	Complete   int64
-	Slots      uint32 // ever used
+	Slots      uint32 // slots ever used
 	MaxEntries uint32
 	IndexBytes int64
 
 	entries.Counters
-	Written     int64  // bytes counted today against the daily write budget; 0 without one
-	Asks        uint64 // times that victims were asked for
-	BadVictims  uint64 // named by the policy although pinned, in flight or gone
-	Unanswered  uint64 // questions in which the policy named no evictable entry, although there was one
-	Quarantined uint64 // files
+	Written     int64  // bytes written today, as counted against the daily write budget; 0 without one
+	Asks        uint64 // times that the policy was asked for victims
+	BadVictims  uint64 // victims named by the policy that were pinned, in flight or gone
+	Unanswered  uint64 // times that the policy named no evictable entry although there was one
+	Quarantined uint64 // files moved to quarantine
 	SyncFails   uint64
-	EvictFaults uint64 // evict policies replaced
-	Scanning    bool   // the scan at the start has not ended; what it has not come to is a miss
-	Scanned     uint64 // files that it has come to
+	EvictFaults uint64 // times that a failed evict policy was replaced
+	Scanning    bool   // the scan at the start has not ended; unseen pieces are misses
+	Scanned     uint64 // files that the scan has seen
 	Swept       uint64 // temporaries removed at the start
-	Foreign     uint64 // files at the start that are not the store's; left alone
-	Unclaimed   uint64 // sound pieces at the start that no name leads to; quarantined
+	Foreign     uint64 // files found at the start that do not belong to the store; left alone
+	Unclaimed   uint64 // valid pieces found at the start without a namespace or a valid name; quarantined
 
-	Least float64 // ratio from which on chunks are compressed; infinite: none is
-	Why   string  // what that was measured by; empty: nothing is measured
+	Least float64 // ratio from which chunks are compressed; infinite if none are
+	Why   string  // basis of Least; empty if nothing is measured
 
-	Shared *shared.Stats // nil unless hosts share the root
+	Shared *shared.Stats // nil unless the root is shared
 
 	Evict policy.Stats
 }
@@ -63,13 +63,13 @@ type RootStats struct {
 type Stats struct {
 	Roots    []RootStats
 	Levels   []LevelStats // nearest first
-	Refused  uint64       // puts that admission refused
-	Resident uint64       // puts of what was there already
+	Refused  uint64       // puts that the admit policy refused
+	Resident uint64       // puts of resident pieces
 	Lookups  uint64
-	Keys     uint64 // looked up
+	Keys     uint64 // keys looked up
 	Hits     uint64 // keys granted
 
-	Policies []PolicyStats // those that act, by role
+	Policies []PolicyStats // policies in use, by role
 	Shadows  []ShadowStats
 }
 
@@ -80,42 +80,43 @@ type ShadowStats struct {
 	Since   time.Time
 }
 
-// PolicyStats is a policy that is in use.
+// PolicyStats describes a policy in use.
 type PolicyStats struct {
 	policy.Stats
 	Name       string
 	Version    string
-	Root       string // of evict
+	Root       string // root of an evict policy
 	Since      time.Time
-	Quarantine error            // why it is not started any more
-	Counters   map[string]int64 // the module's own, of all its instances and roles
+	Quarantine error            // why the module is not started any more; nil if it is
+	Counters   map[string]int64 // counters of the module, over all instances and roles
 }
 
-// LevelStats is what a level tells: what lookups found there, and what was copied there from other levels.
+// LevelStats counts the hits in a level and the copies to it from other levels.
 type LevelStats struct {
 	Level  int
 	Hits   uint64 // keys granted
 	Loaded uint64 // bytes of pieces that were opened for loads
-	// Of what the level holds in memory: the entries, and those of them that another level has too, which outlive the host.
+	// Volatile is the number of entries that the level has in memory. Kept is the part of them with a copy in another level,
+	// which outlives the host.
 	Volatile, Kept uint64
 	Moves          [moves.Kinds]MoveStats
 
-	Published        uint64 // pieces, new ones and copies
-	PrefetchesUsed   uint64 // copies that a lookup asked for, and that were loaded afterwards
-	PrefetchesWasted uint64 // copies that went without
+	Published        uint64 // pieces, both new and copied
+	PrefetchesUsed   uint64 // copies requested by a lookup that were loaded afterwards
+	PrefetchesWasted uint64 // copies requested by a lookup that were removed without a load
 }
 
-// MoveStats are the copies of one kind to a level.
+// MoveStats counts the copies of one kind to a level.
 type MoveStats struct {
 	Done      uint64
 	Bytes     uint64
 	Shed      uint64 // not made, because too many were waiting or there was no time
-	Refused   uint64 // not wanted
-	Cancelled uint64 // not wanted any more, or there already
-	Failed    uint64 // faults, and no room
+	Refused   uint64 // not wanted by the policy
+	Cancelled uint64 // no longer wanted, or made already
+	Failed    uint64 // failed because of a fault or lack of room
 }
 
-// Stats may be called at any time.
+// Stats returns the state of the store. It may be called at any time.
 func (s *Store) Stats() Stats {
 	st := Stats{
 		Refused: s.count.refused.Load(), Resident: s.count.resident.Load(), Lookups: s.count.lookups.Load(),
@@ -150,7 +151,8 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// kept counts the entries that the level has in memory, and those of them that another level has too, which outlive the host.
+// kept counts the entries that the level has in memory, and those of them with a copy in another level, which outlives the
+// host.
 func (l *level) kept() (volatile, kept uint64) {
 	for _, r := range l.roots {
 		if r.cfg.Volatile {
@@ -165,7 +167,7 @@ func (l *level) kept() (volatile, kept uint64) {
 	return volatile, kept
 }
 
-// Compression is what compression has taken and gained, by model.
+// Compression returns the cost and the effect of compression by model.
 func (s *Store) Compression() []codec.Figures { return s.catalog.Compression.Figures() }
 
 func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {

@@ -22,10 +22,10 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Store is one host's chunks on disk. It is safe for concurrent use.
+// Store holds the chunks of one host. It is safe for concurrent use.
 type Store struct {
 	cfg      Config
-	live     atomic.Pointer[Config] // cfg with what Reload has changed
+	live     atomic.Pointer[Config] // cfg with the changes of Reload
 	log      *slog.Logger
 	catalog  *catalog.Catalog
 	changes  *entries.ChangeLog
@@ -38,27 +38,27 @@ type Store struct {
 	deciding
 	ownWork
 
-	stripes    [1024]*semaphore.Weighted // a key's fingerprint names its stripe: the key is reserved once, in one root
-	discarding *staging.Turns            // half of the processors: a discard has no haste
+	stripes    [1024]*semaphore.Weighted // by fingerprint of the key; serializes the puts of a key over all roots
+	discarding *staging.Turns            // limits discards to half of the processors, since they are not urgent
 }
 
-// copying is what the store has to copy entries from one level to another.
+// copying is the state of copies between levels.
 type copying struct {
-	copies *entries.Copies // nil: there is one root
-	mover  *moves.Mover    // nil: there is one level
-	loads  moves.Loads     // copies wait for them
+	copies *entries.Copies // nil if there is one root
+	mover  *moves.Mover    // nil if there is one level
+	loads  moves.Loads     // running loads, which copies wait for
 }
 
-// deciding is what the store has to ask its policies, and to change them.
+// deciding is the state of policy calls and policy changes.
 type deciding struct {
 	swapping   *semaphore.Weighted // held while policies change
 	shadows    shadow.Set
-	candidates sync.Pool    // of *candidate
-	factsAt    atomic.Int64 // when the place policy last got facts about the roots
+	candidates sync.Pool    // pool of *candidate
+	factsAt    atomic.Int64 // time of the last facts for the place policy
 	admitFault sync.Once
 }
 
-// ownWork is the work of the store that no caller waits for.
+// ownWork is the background work of the store.
 type ownWork struct {
 	run      context.Context // done when the store closes
 	stop     context.CancelFunc
@@ -67,8 +67,8 @@ type ownWork struct {
 	closed   atomic.Bool
 }
 
-// Open locks the roots, finds what they hold, and starts. When it fails, nothing is left locked. With [Config.Dry] it fails as it would
-// without, and leaves no trace in the roots; the store is of no use but for its [Store.Stats].
+// Open locks the roots, restores their entries, and starts the background work. If it fails, no lock stays held. With
+// [Config.Dry] it fails in the same cases and leaves no trace in the roots. The store can then be used only for [Store.Stats].
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s, err := prepare(ctx, cfg)
 	if err != nil {
@@ -99,7 +99,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// prepare makes a store with its policies, and no file of its roots.
+// prepare creates a store with its policies, without any file of its roots.
 func prepare(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func prepare(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// abandon gives back what [prepare] has made.
+// abandon releases the resources that [prepare] has created.
 func (s *Store) abandon() error {
 	s.stop()
 	s.work.Wait()
@@ -161,8 +161,8 @@ func (s *Store) openRoots(ctx context.Context) error {
 	return s.scanRoots(ctx)
 }
 
-// Close ends the store's own work and gives the roots back. Puts and leases that are still out are the caller's bug:
-// what they do afterwards fails, and their temporaries are swept at the next start.
+// Close ends the background work and releases the roots. The caller must have ended its puts and leases: later calls on them
+// fail, and the next start removes their temporaries.
 func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil
@@ -173,12 +173,12 @@ func (s *Store) Close() error {
 	s.drain(s.live.Load().Moves.Shutdown)
 	s.stop()
 	s.work.Wait()
-	_ = s.swapping.Acquire(context.Background(), 1) // never ends
+	_ = s.swapping.Acquire(context.Background(), 1) // the context never ends
 	s.shadows.Close()
 	s.swapping.Release(1)
 	for _, r := range s.roots {
 		if r.unavailable.Load() {
-			continue // nothing is known of it
+			continue // the entries of this root are not known
 		}
 		if err := r.budget.saveExact(); err != nil {
 			s.log.Warn("write budget not saved: after a crash the count is too high", "root", r.Path, "error", err)
@@ -203,14 +203,13 @@ func (s *Store) closeRoots() (err error) {
 	return err
 }
 
-// ScratchName names a file for a test in a root, given by its directory. It counts as one of this host's temporaries,
-// so a host that opens the root removes what a host that was killed has left there. The root's capacity does not
-// include its bytes.
+// ScratchName returns the path of a file that a test may create in a root, given the root's path. It is a temporary of this
+// host, so it is removed when a host opens the root after a kill. Its bytes do not count against the root's capacity.
 func (s *Store) ScratchName(root, what string) string {
 	return s.seq.TempName(root + "/" + pieceformat.MetaDir + "/" + what)
 }
 
-// tellRoots gives the place policy fresh facts.
+// tellRoots gives the place policy new facts.
 func (s *Store) tellRoots() {
 	facts := make([]abi.RootFacts, len(s.ours()))
 	for i, r := range s.ours() {
@@ -219,10 +218,10 @@ func (s *Store) tellRoots() {
 	s.catalog.SetRoots(facts)
 }
 
-// factsEvery is how old the place policy's facts may get.
+// factsEvery is the most age of the place policy's facts in nanoseconds.
 const factsEvery = int64(time.Second)
 
-// refreshFacts gives the place policy fresh facts when it has old ones.
+// refreshFacts gives the place policy new facts if its facts are too old.
 func refreshFacts(s *Store) {
 	if now, last := int64(s.seq.Clock()), s.factsAt.Load(); len(s.roots) > 1 && now-last >= factsEvery &&
 		s.factsAt.CompareAndSwap(last, now) {
@@ -230,7 +229,7 @@ func refreshFacts(s *Store) {
 	}
 }
 
-// EndRequest tells the evict policies that a request is over, and what its engine hints.
+// EndRequest tells the evict policies that a request has ended, with the hints of its engine.
 func (s *Store) EndRequest(request uint32, hints abi.Hints) {
 	if s.closed.Load() || request == 0 {
 		return
@@ -243,21 +242,21 @@ func (s *Store) EndRequest(request uint32, hints abi.Hints) {
 	}
 }
 
-// admissionFault logs the first failure of the admit policy; everything is admitted then.
+// admissionFault logs the first failure of the admit policy. After a failure everything is admitted.
 func (s *Store) admissionFault(err error) {
 	s.admitFault.Do(func() { s.log.Error("admit policy failed; everything is admitted", "error", err) })
 }
 
-// keptChanges is how many changes a reader may be behind; about 8 MB, once there is a reader.
+// keptChanges is the most changes that a reader may be behind. They take about 8 MB once there is a reader.
 const keptChanges = 1 << 16
 
-// Changes is the log of entries that become resident and of those that go. Entries of a root that is out of service
-// count as resident. One that has copies in several roots is recorded once; but if it is stored while a root that has it
-// is out of service, or its root is shared, it may be recorded twice.
+// Changes returns the log of entries that become resident and of those that leave. Entries of a root that is out of service
+// count as resident. An entry with copies in several roots is recorded once. It may be recorded twice if it is stored while a
+// root with a copy is out of service, or if its root is shared.
 func (s *Store) Changes() *entries.ChangeLog { return s.changes }
 
-// Snapshot calls yield with the entries that are resident, as changes without a number, until it returns false. Changes
-// during the call may be missing or not: the log has them, from an [entries.ChangeLog.Start] before the call on.
+// Snapshot calls yield with the resident entries, as changes without a number, until yield returns false. Changes during the
+// call may be missing. They are in the log: call [entries.ChangeLog.Start] before the snapshot.
 func (s *Store) Snapshot(yield func([]entries.Change) bool) { snapshot(s.ours(), yield) }
 
 func snapshot(roots []*root, yield func([]entries.Change) bool) bool {
@@ -272,8 +271,8 @@ func snapshot(roots []*root, yield func([]entries.Change) bool) bool {
 	return true
 }
 
-// Namespace opens a namespace: the same one gives the same pointer. Its text and its plans are durable in every root
-// before it returns, because a restart can make nothing of a piece without them.
+// Namespace opens a namespace. It returns the same pointer for the same namespace. Before it returns, the text and the plans
+// are durable in every root, because without them a restarted host cannot read the pieces.
 func (s *Store) Namespace(ctx context.Context, n *kv.Namespace) (*catalog.Namespace, error) {
 	if err := n.Validate(); err != nil {
 		return nil, err
@@ -299,16 +298,15 @@ func (s *Store) openCatalog(ctx context.Context) (err error) {
 	return err
 }
 
-// storeCounters are the store's own.
+// storeCounters are counters of the whole store.
 type storeCounters struct {
 	refused, resident, lookups, keys, hits atomic.Uint64
 }
 
-// keptFiles are the files of the catalog that a store's roots hold.
+// keptFiles writes the catalog's files to all roots. It implements [catalog.Roots].
 type keptFiles struct{ *Store }
 
-// Keep writes a file in every root that takes stores. One that stops taking stores at the same time catches up before it does
-// again.
+// Keep implements [catalog.Roots]. A root that stops taking stores during the call catches up before it takes stores again.
 func (k keptFiles) Keep(dir, base string, data []byte) error {
 	if k.closed.Load() {
 		return ErrClosed
@@ -324,7 +322,7 @@ func (k keptFiles) Keep(dir, base string, data []byte) error {
 	return nil
 }
 
-// Forget removes a file from the roots, except where a scan could not read files that may need it.
+// Forget implements [catalog.Roots]. It skips roots in which a scan could not read all files, since these may need the file.
 func (k keptFiles) Forget(dir, base string) {
 	for _, r := range k.roots {
 		if !r.recovery.incomplete.Load() && r.Health.Takes() {

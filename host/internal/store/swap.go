@@ -14,25 +14,25 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 )
 
-// Swap is a change of policies while the store is at work.
+// Swap describes a change of policies during operation.
 type Swap struct {
-	From     string                    // the policy that is replaced, by name; empty, for evict: whichever acts
-	Policies [abi.Roles]*policy.Handle // the new ones, by role, borrowed; nil: the role does not change
-	Root     string                    // where evict is changed; empty: in every root where From acts
+	From     string                    // name of the policy to replace; empty for an evict policy with any name
+	Policies [abi.Roles]*policy.Handle // new policies by role, borrowed; nil for roles without a change
+	Root     string                    // root in which evict is changed; empty for every root with the policy From
 }
 
-// Taken is one place that a policy took over.
+// Taken describes one change of a policy that has taken effect.
 type Taken struct {
 	Role     abi.Role
-	Root     string         // of evict
-	From     string         // the module's digest
-	Handover evictor.Method // how it learned what is there
-	Entries  int            // of the root, of evict
+	Root     string         // root of an evict policy
+	From     string         // digest of the old module
+	Handover evictor.Method // way in which the new policy learned of the entries
+	Entries  int            // number of entries in the root, for evict
 	Took     time.Duration
 }
 
-// Swap replaces policies under load. Everything that can fail is done while the old ones still act: when something fails
-// in one of the roots, all is as before. It waits for scans, until the context is done.
+// Swap replaces policies during operation. All steps that can fail are done while the old policies are still in use. If one
+// fails in any root, nothing changes. Swap waits for scans until the context is done.
 func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 	err = s.changing(ctx, func() error {
 		begun := s.cfg.Now()
@@ -53,7 +53,7 @@ func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 	return taken, err
 }
 
-// changing makes a change while no other one is made.
+// changing makes a change and excludes other changes.
 func (s *Store) changing(ctx context.Context, change func() error) error {
 	if err := s.swapping.Acquire(ctx, 1); err != nil {
 		return err
@@ -65,12 +65,12 @@ func (s *Store) changing(ctx context.Context, change func() error) error {
 	return change()
 }
 
-// replace lets policies take over: those of roots, which are prepared, and those of namespaces, which bind prepares. All of
-// them do, or none.
+// replace puts prepared policies into use: those of roots in changes, and those of namespaces that bind prepares. Either all of
+// them take over or none.
 func (s *Store) replace(
 	ctx context.Context, begun time.Time, changes []handover, bind func() (*catalog.Swap, error),
 ) (taken []Taken, err error) {
-	if err := s.catalog.Lock(ctx); err != nil { // what is announced and planned below is all there is
+	if err := s.catalog.Lock(ctx); err != nil { // no namespace or plan can be added from here on
 		abandon(changes)
 		return nil, err
 	}
@@ -108,7 +108,7 @@ func (s *Store) replace(
 	return taken, nil
 }
 
-// prepareEvict gets a policy ready for its roots. Those that are ready are in the answer also when there is an error.
+// prepareEvict prepares an evict policy for its roots. After an error it also returns the roots that are prepared.
 func (s *Store) prepareEvict(ctx context.Context, w *Swap, to *evictor.Policy) (changes []handover, err error) {
 	for _, r := range s.ours() {
 		from := r.Policy()
@@ -127,7 +127,7 @@ func (s *Store) prepareEvict(ctx context.Context, w *Swap, to *evictor.Policy) (
 	return changes, nil
 }
 
-// handover is one of an evict policy in one root.
+// handover is the handover of an evict policy in one root.
 type handover struct {
 	*evictor.Handover
 	r *root
@@ -139,9 +139,8 @@ func abandon(changes []handover) {
 	}
 }
 
-// Reload takes policies, shadows, quotas and bounds of roots from another configuration, or nothing. A root that is too
-// small then stores nothing until its own work has evicted what is too much. Reload waits for scans, until the context is
-// done.
+// Reload applies the policies, shadows, quotas and bounds of roots from another configuration, or nothing. A root that becomes
+// too small stores nothing until its upkeep has evicted the excess. Reload waits for scans until the context is done.
 func (s *Store) Reload(ctx context.Context, next Config) (taken []Taken, err error) {
 	if err := next.complete(); err != nil {
 		return nil, err
@@ -154,14 +153,13 @@ func (s *Store) Reload(ctx context.Context, next Config) (taken []Taken, err err
 		return err
 	})
 	if err != nil {
-		_ = s.setBudgets(s.live.Load()) // the files were read before
+		_ = s.setBudgets(s.live.Load()) // cannot fail: the files have been read before
 	}
 	return taken, err
 }
 
-// reload makes the policies and shadows those of a configuration, and the roots as large as it says. A policy that acts
-// already goes on, unless its root gets another size: then a new instance of it takes over. Everything that can fail is done
-// while the old ones still act.
+// reload applies a configuration's policies, shadows and root sizes. A policy that is in use already continues. If the size of
+// its root changes, a new instance takes over. All steps that can fail are done while the old policies are still in use.
 func (s *Store) reload(ctx context.Context, next *Config) (taken []Taken, err error) {
 	sizes, err := s.sizes(next)
 	if err != nil {
@@ -209,7 +207,7 @@ func (s *Store) reload(ctx context.Context, next *Config) (taken []Taken, err er
 	return taken, nil
 }
 
-// sizes are those that the roots are to have. A root keeps the slots that it has.
+// sizes returns the new sizes of the roots. A root keeps at least the slots that it has.
 func (s *Store) sizes(next *Config) (list []evictor.Size, err error) {
 	if len(next.Roots) != len(s.roots) {
 		return nil, fmt.Errorf("%w: %d roots in place of %d", ErrConfig, len(next.Roots), len(s.roots))
@@ -226,7 +224,7 @@ func (s *Store) sizes(next *Config) (list []evictor.Size, err error) {
 	return list, nil
 }
 
-// acts says whether a policy is the one that is wanted.
+// acts reports whether a policy is the wanted one.
 func acts(now *evictor.Policy, wanted *policy.Handle) bool {
 	if wanted == nil {
 		return now.Module.Digest() == policy.Builtin(abi.RoleEvict).Digest()
@@ -263,7 +261,7 @@ func (s *Store) addShadow(ctx context.Context, h Shadow) error {
 	return s.startShadow(ctx, h)
 }
 
-// SwapShadow starts a shadow in place of the one that has its name. When that fails the old one keeps running.
+// SwapShadow starts a shadow in place of the one with the same name. If that fails, the old one keeps running.
 func (s *Store) SwapShadow(ctx context.Context, h Shadow) error {
 	return s.changing(ctx, func() error {
 		if !s.shadows.Has(h.Policy.Label) {

@@ -14,16 +14,16 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// A condition of the process, the device or the file system is never a verdict on an entry. [health.Judge] says of what an
-// error speaks. Where that may be the file alone, or all of its root, other files of the root decide.
+// A condition of the process, the device or the file system must never count against an entry. [health.Judge] classifies an
+// error. If the error may concern either the file or its whole root, other files of the root are read to decide.
 
-// unopened judges an error of opening the file of a rank. After a condition that passes the entry is as it was. After any
-// other error it would be promised, and fail, again and again: it is dropped, so that the next lookup misses.
+// unopened decides about an error of opening the file of a rank. After a temporary condition the entry stays. After any other
+// error it is dropped, so that the next lookup misses. Otherwise it would be granted and fail again and again.
 func (r *root) unopened(m entries.Mark, rank uint32, name string, err error) error {
 	switch {
 	case health.Judge(err) == health.Gone:
 		if !r.directory.Present() {
-			return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
+			return fmt.Errorf("%w: %w", ErrRootOut, err) // all entries of the root are affected
 		}
 		r.Counted(&r.Count.Vanished)
 		r.drop(m, 0)
@@ -35,9 +35,10 @@ func (r *root) unopened(m entries.Mark, rank uint32, name string, err error) err
 	return fmt.Errorf("%w: %w", ErrGone, err)
 }
 
-// spares says that an error of using an entry's file is no verdict on the entry. What gave no answer is dropped before the
-// root returns. A file that was refused, or could not be read, is tried again: the verdict is its own only if it fails
-// before and after another file of the root is read, since a condition of all may end between the two.
+// spares reports whether an error with the file of an entry says nothing about the entry. An entry without an answer is dropped
+// before the root returns to service. A file that was refused or could not be read is read again. It counts as bad only if it
+// fails both before and after another file of the root is read successfully, since a condition of the whole root may end
+// between the two.
 func (r *root) spares(m entries.Mark, name string, err error) bool {
 	switch c := health.Judge(err); {
 	case c == health.Unanswered:
@@ -53,7 +54,7 @@ func (r *root) spares(m entries.Mark, name string, err error) bool {
 				r.Health.TakeOut("its files may not be opened", err, "give kvhost its right to read them back")
 				return true
 			}
-		case health.Device, health.Gone: // as a handle that is stale
+		case health.Device, health.Gone: // for example a stale handle
 			if !errors.Is(again, fs.ErrNotExist) && r.unreadable(m.Slot) != nil {
 				return true
 			}
@@ -66,12 +67,12 @@ func (r *root) spares(m entries.Mark, name string, err error) bool {
 	}
 }
 
-// reads says why a file cannot be read through, if so.
+// reads returns an error if a file cannot be read to its end.
 func (r *root) reads(name string) error {
 	return health.ReadThrough(r.Health.Bare(), name, math.MaxInt64)
 }
 
-// refused says why no file of the root may be opened, but perhaps that of one slot, if so.
+// refused returns an error if no file of the root may be opened. The file of the given slot is not considered.
 func (r *root) refused(but uint32) error {
 	if err := r.unreadable(but); health.Judge(err) == health.Refused {
 		return err
@@ -79,11 +80,11 @@ func (r *root) refused(but uint32) error {
 	return nil
 }
 
-// sampled is how many files tell whether a root's can be read.
+// sampled is the number of files that are read to decide whether a root can be read.
 const sampled = 3
 
-// unreadable says why no file of the root can be read, but perhaps that of one slot, if so. A few tell, and where there are
-// none the lock file.
+// unreadable returns an error if none of a few sampled files of the root can be read. The file of the given slot is not
+// considered. If there are no files, the lock file is read.
 func (r *root) unreadable(but uint32) (err error) {
 	names := r.sample(but)
 	for _, name := range names {
@@ -97,7 +98,7 @@ func (r *root) unreadable(but uint32) (err error) {
 	return err
 }
 
-// sample is the files of a few entries, far from each other in the index, but not that of one slot.
+// sample returns the files of a few entries that are far apart in the index. The given slot is left out.
 func (r *root) sample(but uint32) (names []string) {
 	r.Lock()
 	defer r.Unlock()
@@ -105,7 +106,7 @@ func (r *root) sample(but uint32) (names []string) {
 	if high == 0 {
 		return nil
 	}
-	for i := range uint32(sampled) { // each in a part of its own
+	for i := range uint32(sampled) { // each from its own part of the index
 		for n := range min(high/sampled+1, 1<<12) {
 			slot := uint32((uint64(but) + 1 + uint64(i*(high/sampled)+n)) % uint64(high))
 			e := r.Index.At(slot)

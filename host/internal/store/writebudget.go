@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
-// writeBudget is the daily budget of a root.
+// writeBudget is the daily write budget of a root.
 type writeBudget struct {
 	*capacity.Budget
 	root *root
@@ -19,7 +19,7 @@ func newWriteBudget(r *root) writeBudget {
 	return writeBudget{capacity.NewBudget(r.cfg.DailyWrites, r.store.cfg.Now, file), r}
 }
 
-// charge takes the bytes of a piece or an entry from the budget. The caller does not hold the root's mu.
+// charge charges the budget for a piece or an entry. The root's lock must not be held.
 func (b writeBudget) charge(p *Put, bytes int64, parent uint64) error {
 	r := b.root
 	c, ok := b.Charge(bytes, p.mark.Fingerprint, func() bool { return parent != 0 && holds(r.store.roots, parent, index.Live) })
@@ -49,7 +49,7 @@ func (b writeBudget) save(early bool) {
 	}
 }
 
-// saveExact writes the exact count. Nothing else uses the root any more.
+// saveExact writes the exact count. Nothing else may use the root any more.
 func (b writeBudget) saveExact() error {
 	if !b.root.Health.Takes() {
 		return nil

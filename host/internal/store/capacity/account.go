@@ -8,75 +8,75 @@ import (
 	"time"
 )
 
-// Part is a share of the bytes in an account.
+// Part is a part of the bytes in an account.
 type Part uint8
 
-// The parts.
+// Parts of an account.
 const (
-	Entries    Part = iota // pieces, also those that are reserved and not yet written
+	Entries    Part = iota // pieces, including reserved pieces that are not yet written
 	Quarantine             // damaged files that are kept
 	Orphans                // files that could not be unlinked
-	Unscanned              // an upper bound of what files take that a scan has not seen
+	Unscanned              // upper bound of the bytes in files that a scan has not yet seen
 	parts
 )
 
 type Config struct {
-	Dir string // of the root, for errors
+	Dir string // directory of the root, for errors
 	Bounds
 	Now func() time.Time
 }
 
-// Bounds are what a root may take.
+// Bounds limit the bytes of a root.
 type Bounds struct {
 	Capacity    int64
-	ForPieces   bool    // the capacity is for pieces alone: directories come on top
-	MinFree     int64   // bytes that are left free on the file system
-	MinFreePart float64 // the same as a part of the file system; the larger of the two holds
+	ForPieces   bool    // directories do not count against the capacity
+	MinFree     int64   // bytes to leave free on the file system
+	MinFreePart float64 // the same as a part of the file system; the larger of the two applies
 }
 
-// Account is one root's bytes. It is safe for concurrent use; its lock is taken after the root's.
+// Account tracks the bytes of one root. It is safe for concurrent use. Its lock is taken after the root's.
 //
-// A root's capacity is what its owner allows. The file system may have less: a part of it is to be left to others
-// (MinFree), or it is full before the capacity is reached. Then the root takes what it can get, and more when there is
-// room again.
+// The capacity is the limit that the owner of the root sets. The file system may have less: a part of it is reserved for others
+// (MinFree), or it may be full before the capacity is reached. Then the root uses the space that it can get, and more when
+// there is room again.
 type Account struct {
 	dir string
 	now func() time.Time
 
 	mu       sync.Mutex
 	bounds   Bounds
-	used     int64 // the sum of part
+	used     int64 // sum of part
 	part     [parts]int64
-	tenants  []int64 // of part[Entries], by the tenants' numbers
-	free     int64   // what the root may take by the last measurement
+	tenants  []int64 // part[Entries] by tenant number
+	free     int64   // most that the root may use by the last measurement
 	measured time.Time
 	dirs     int64     // bytes of directories
-	ceiling  int64     // what was in use when the file system was full
-	full     bool      // there is a ceiling
-	until    time.Time // when it ends, or the last one has ended
+	ceiling  int64     // bytes in use when the file system was full
+	full     bool      // a ceiling applies
+	until    time.Time // end of the ceiling, or of the last one
 	pause    time.Duration
-	passing  bool // it is the first ceiling since there was room, and may pass by itself
+	passing  bool // the ceiling is the first since the file system had room, and may be temporary
 }
 
-// Figures are an account at one moment: what the owner of the root allows, the bytes in use, reserved ones included, what the
-// root may take now, and the parts of what is in use.
+// Figures are the values of an account at one moment. Used includes reserved bytes. Limit is the most that the root may use
+// now. The four parts add up to Used.
 type Figures struct {
 	Capacity, Used, Limit                   int64
 	Entries, Quarantine, Orphans, Unscanned int64
-	Ceiling                                 time.Duration // until it ends that the file system was full; 0: there is none
+	Ceiling                                 time.Duration // time until the ceiling of a full file system is lifted; 0 if there is none
 }
 
-// New makes an account of nothing.
+// New returns an empty account.
 func New(cfg Config) *Account {
 	return &Account{dir: cfg.Dir, now: cfg.Now, bounds: cfg.Bounds}
 }
 
-// SetBounds changes what the root may take. What is in use stays in the account: until it is evicted, the root is over its
-// limit, and nothing is reserved.
+// SetBounds changes the bounds. Bytes in use stay in the account. If they exceed the new limit, nothing can be reserved until
+// enough has been evicted.
 func (a *Account) SetBounds(b Bounds) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.bounds, a.measured = b, time.Time{} // the last measurement was for another floor
+	a.bounds, a.measured = b, time.Time{} // the last measurement applied the old MinFree
 }
 
 func (a *Account) Figures() Figures {
@@ -90,28 +90,29 @@ func (a *Account) Figures() Figures {
 	return f
 }
 
-// Excess is how much more than a part of the limit is in use; negative when less is.
+// Excess returns the bytes in use beyond a part of the limit. It is negative if fewer are in use.
 func (a *Account) Excess(part float64) int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.used - int64(part*float64(a.limit()))
 }
 
-// Free is the part of the capacity that is not in use.
+// Free returns the unused part of the capacity.
 func (a *Account) Free() float64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return float64(a.limit()-a.used) / float64(a.bounds.Capacity)
 }
 
-// Taken is the part of the limit that is in use.
+// Taken returns the used part of the limit.
 func (a *Account) Taken() float64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return min(1, float64(a.used)/float64(max(1, a.limit())))
 }
 
-// Lasting is the limit, but for that of a file system that was full for the first time: it may have room again in a moment.
+// Lasting returns the limit. It leaves out the ceiling of a file system that was full for the first time, because that may have
+// room again in a moment.
 func (a *Account) Lasting() int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -134,21 +135,22 @@ func (a *Account) limitUnder(ceiling bool) int64 {
 	return limit
 }
 
-// Directories may take a part of the capacity, or so many bytes, on top of it: what they take beyond is not there for pieces.
+// Directories may take this part of the capacity, or at least leastDirs bytes, in addition to the pieces. Beyond that, they
+// reduce the limit.
 const (
 	dirsShare = 256
 	leastDirs = 1 << 20
 )
 
-// Directories says that directories take so many bytes more.
+// Directories adds to the bytes of directories. The change may be negative.
 func (a *Account) Directories(more int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.dirs = max(0, a.dirs+more)
 }
 
-// DirectoriesGo says whether empty directories are to be removed, and made again for the next piece: where what they take is
-// not there for pieces, and in roots of which the bytes that are tolerated are more than that part.
+// DirectoriesGo reports whether empty directories should be removed, and created again for the next piece. This is so if the
+// directories exceed their part of the capacity, and in small roots, where that part is less than leastDirs.
 func (a *Account) DirectoriesGo() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -156,7 +158,8 @@ func (a *Account) DirectoriesGo() bool {
 	return !a.bounds.ForPieces && (part < leastDirs || a.dirs > part)
 }
 
-// Commit changes what a tenant's entries take: a piece took more than was reserved, or less, or a scan found one.
+// Commit changes the bytes of a tenant's entries, after a scan has found a piece or a piece took a different size than was
+// reserved.
 func (a *Account) Commit(tenant uint16, by int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -164,7 +167,7 @@ func (a *Account) Commit(tenant uint16, by int64) {
 	a.check()
 }
 
-// Release takes a tenant's bytes out of the account: no file has them any more.
+// Release removes bytes from a tenant. Their file must be unlinked.
 func (a *Account) Release(tenant uint16, bytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -172,7 +175,7 @@ func (a *Account) Release(tenant uint16, bytes int64) {
 	a.check()
 }
 
-// Add books bytes of files that are no entry's.
+// Add adds bytes of files that belong to no entry.
 func (a *Account) Add(to Part, bytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -180,7 +183,8 @@ func (a *Account) Add(to Part, bytes int64) {
 	a.check()
 }
 
-// Remove takes bytes that are no entry's out of the account, at most what the part has, and returns how many.
+// Remove removes bytes of files that belong to no entry. It removes at most the bytes of the part, and returns the number
+// removed.
 func (a *Account) Remove(from Part, bytes int64) int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -190,7 +194,8 @@ func (a *Account) Remove(from Part, bytes int64) int64 {
 	return bytes
 }
 
-// Check compares the account with what its owner counts: the bytes of entries by tenant, and of the quarantine.
+// Check compares the account with figures that the owner has counted: the bytes of entries by tenant, and the bytes of the
+// quarantine.
 func (a *Account) Check(tenants []int64, quarantine int64) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -212,14 +217,14 @@ func (a *Account) Check(tenants []int64, quarantine int64) error {
 	return nil
 }
 
-// Reset makes it an account of nothing again, as of a root that is opened anew.
+// Reset empties the account, as for a root that is opened anew.
 func (a *Account) Reset() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.used, a.part, a.tenants, a.dirs = 0, [parts]int64{}, nil, 0
 }
 
-// The rest is called with a.mu held.
+// The following methods are called with a.mu held.
 
 func (a *Account) add(to Part, bytes int64) {
 	a.part[to] += bytes
@@ -241,7 +246,7 @@ func (a *Account) ownedBy(tenant uint16) int64 {
 	return a.tenants[tenant]
 }
 
-// check panics, in a build with the tag invariants, when the account contradicts itself.
+// check panics if the account is inconsistent. It does so only in builds with the tag invariants.
 func (a *Account) check() {
 	if !invariants {
 		return
@@ -262,13 +267,13 @@ func (a *Account) check() {
 	}
 }
 
-// What the file system leaves.
+// The following methods track the space on the file system.
 
-// freshness is how old a measurement may be for a put to go by it. It does not show what others wrote since; the root's
-// own writes are in the account.
+// freshness is the most age of a measurement that a put relies on. A measurement does not show the writes of others since then.
+// The root's own writes are in the account.
 const freshness = 100 * time.Millisecond
 
-// Floor says whether bytes are to be left free, so that the file system must be measured.
+// Floor reports whether bytes must be left free, so that the file system must be measured.
 func (a *Account) Floor() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -277,22 +282,22 @@ func (a *Account) Floor() bool {
 
 func (a *Account) floor() bool { return a.bounds.MinFree > 0 || a.bounds.MinFreePart > 0 }
 
-// Stale says whether a measurement is due before a put.
+// Stale reports whether a new measurement is due before a put.
 func (a *Account) Stale() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.floor() && a.now().Sub(a.measured) > freshness
 }
 
-// Measured takes a measurement: the file system has total bytes, and so many available. Of what is in use, unwritten
-// bytes count as if none were on it: the file system does not tell.
+// Measured records a measurement of the file system: its size and the available bytes. Of the bytes in use, unwritten ones are
+// assumed to have no space on the file system yet, since it does not report that.
 func (a *Account) Measured(total, available, unwritten int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.free, a.measured = max(0, a.used-unwritten+available-a.keep(total)), a.now()
 }
 
-// Owns takes a measurement of a file system that holds nothing but the root: it has total bytes.
+// Owns records the size of a file system that holds only this root.
 func (a *Account) Owns(total int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -303,9 +308,10 @@ func (a *Account) keep(total int64) int64 {
 	return max(a.bounds.MinFree, int64(math.Ceil(a.bounds.MinFreePart*float64(total))))
 }
 
-// Full notes that the file system was full although the account had room. What is written now is the limit for a while;
-// one entry may be tried, in case others have freed something. The while is the least at first, and twice as long, up to the
-// most, each time that the file system is full again before more was written, or had room for that long.
+// Full records that the file system was full although the account had room. The bytes written so far, or at least one entry in
+// case others have freed space, are the limit for a while. The first such pause is least. It doubles, up to most, each time the
+// file system is full again before more could be written. It starts again at least after the file system has had room for the
+// time most.
 func (a *Account) Full(entry, unwritten int64, least, most time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -320,14 +326,14 @@ func (a *Account) Full(entry, unwritten int64, least, most time.Duration) {
 	a.full, a.ceiling, a.until = true, written, a.now().Add(a.pause)
 }
 
-// Lift ends a ceiling before its time is over: a file system that comes back may have room.
+// Lift ends a ceiling early: a file system that returns may have room.
 func (a *Account) Lift() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.full = false
 }
 
-// Retry ends a ceiling after its time. It says whether there was one.
+// Retry ends a ceiling after its time, and reports whether it did.
 func (a *Account) Retry() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -338,5 +344,5 @@ func (a *Account) Retry() bool {
 	return over
 }
 
-// ErrNoSpace says that a reservation does not fit.
+// ErrNoSpace means that a reservation does not fit.
 var ErrNoSpace = errors.New("store: no space")

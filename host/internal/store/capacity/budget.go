@@ -6,55 +6,57 @@ import (
 	"time"
 )
 
-// Budget counts the bytes that are written to a root in a day (UTC), for the sake of its device's endurance. From
-// savingFrom of the budget on, only two kinds of entries are admitted: those that continue one that is there, and those
-// that ask for the second time, which is when they begin to look like coming back. At the budget, nothing is admitted.
+// Budget limits the bytes that are written to a root in a day (UTC), to protect the endurance of its device. When the part
+// savingFrom has been used, only two kinds of entries are admitted: those that continue a resident entry, and those that are
+// requested for the second time, which makes it likely that they will be used again. When the budget is used up, nothing is
+// admitted.
 //
-// What is reserved is charged before a byte is written, and refunded when nothing was. The count outlives the host. It
-// is saved ahead: the file says somewhat more than is counted, durably, before more is counted, so that after a crash
-// the host counts too much and never too little. Only where the file cannot be written the root continues without it. A
-// clock that is set back by more than a day begins a new day.
+// Bytes are charged when they are reserved, and refunded if they are not written. The count survives restarts. The file is kept
+// ahead of the count: it is durably raised before the count exceeds it. After a crash the count is therefore too high and never
+// too low. Only if the file cannot be written does the root continue without it. Setting the clock back by more than a day
+// begins a new day.
 type Budget struct {
-	daily atomic.Int64 // 0: none
+	daily atomic.Int64 // bytes a day; 0 means no limit
 	now   func() time.Time
 	file  BudgetFile
 
 	mu    sync.Mutex
 	day   int64
 	spent int64
-	ahead int64    // what the file says
-	seen  []uint32 // the doorkeeper: fingerprints that asked once, by their low bits; made when saving begins
+	ahead int64    // count in the file
+	seen  []uint32 // doorkeeper: one fingerprint for each value of the low bits, each requested once; nil until saving begins
 
-	saving sync.Mutex // held while the file is written; before mu
-	failed bool       // the file could not be written the last time; guarded by saving
+	saving sync.Mutex // held while the file is written; taken before mu
+	failed bool       // the last write of the file failed; guarded by saving
 }
 
-// BudgetFile keeps the count.
+// BudgetFile stores the count.
 type BudgetFile interface {
-	Load() (day, bytes int64, err error) // zeros when there is none
-	Save(day, bytes int64) error         // durably
+	Load() (day, bytes int64, err error) // zeros if there is no file
+	Save(day, bytes int64) error         // durable when it returns
 }
 
 const (
 	savingFrom  = 0.8
-	budgetSteps = 64 // parts of the budget that are saved ahead
+	budgetSteps = 64 // the file is raised in steps of one such part of the budget
 	doorkeepers = 1 << 16
 )
 
-// Charge is what was taken from the budget of a day.
+// Charge is an amount taken from the budget of one day.
 type Charge struct{ Day, Bytes int64 }
 
-// NewBudget makes a budget of so many bytes a day, 0 for no limit.
+// NewBudget returns a budget of so many bytes a day. 0 means no limit.
 func NewBudget(daily int64, now func() time.Time, file BudgetFile) *Budget {
 	b := &Budget{now: now, file: file}
 	b.daily.Store(daily)
 	return b
 }
 
-// Daily is how many bytes may be written in a day; 0: as many as come.
+// Daily returns the bytes that may be written in a day. 0 means no limit.
 func (b *Budget) Daily() int64 { return b.daily.Load() }
 
-// SetDaily changes how many. What a root without a budget wrote was not counted: the count goes on from the file.
+// SetDaily changes the daily bytes. A root without a budget does not count its writes, so a new budget continues from the count
+// in the file.
 func (b *Budget) SetDaily(daily int64) error {
 	if b.daily.Load() == 0 && daily > 0 {
 		if err := b.load(); err != nil {
@@ -65,7 +67,7 @@ func (b *Budget) SetDaily(daily int64) error {
 	return nil
 }
 
-// Load takes the count of an earlier run.
+// Load reads the count of an earlier run.
 func (b *Budget) Load() (err error) {
 	if b.daily.Load() == 0 {
 		return nil
@@ -83,14 +85,14 @@ func (b *Budget) load() (err error) {
 	return nil
 }
 
-// turn begins a new day. The caller holds b.mu.
+// turn starts a new day if it is due. b.mu must be held.
 func (b *Budget) turn() {
 	if day := b.now().Unix() / (24 * 60 * 60); day > b.day || day < b.day-1 {
 		b.day, b.spent, b.ahead = day, 0, 0
 	}
 }
 
-// Left says whether there is anything to spend, and plenty, whether there is enough to admit everything.
+// Left reports whether any of the budget is left, and whether there is plenty, so that everything is admitted.
 func (b *Budget) Left() (any, plenty bool) {
 	daily := b.daily.Load()
 	if daily == 0 {
@@ -102,7 +104,7 @@ func (b *Budget) Left() (any, plenty bool) {
 	return b.spent < daily, float64(b.spent) < savingFrom*float64(daily)
 }
 
-// Spent is what was counted today.
+// Spent returns the bytes counted today.
 func (b *Budget) Spent() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -110,14 +112,14 @@ func (b *Budget) Spent() int64 {
 	return b.spent
 }
 
-// Charge takes bytes from the budget. Near its end it does so only for an entry that continues one that is there, or
-// that asks for the second time.
+// Charge charges the budget. If little is left, it does so only for an entry that continues a resident one, or that is
+// requested for the second time.
 func (b *Budget) Charge(bytes int64, fingerprint uint64, continues func() bool) (c Charge, ok bool) {
 	daily := b.daily.Load()
 	if daily == 0 {
 		return Charge{}, true
 	}
-	parent := continues() // it takes other locks
+	parent := continues() // called without b.mu, because it takes other locks
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.turn()
@@ -131,7 +133,7 @@ func (b *Budget) Charge(bytes int64, fingerprint uint64, continues func() bool) 
 	return Charge{b.day, bytes}, true
 }
 
-// Refund gives back what was charged and not written.
+// Refund returns a charge of which nothing was written.
 func (b *Budget) Refund(c *Charge) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -141,8 +143,8 @@ func (b *Budget) Refund(c *Charge) {
 	*c = Charge{}
 }
 
-// Saved gives back what was charged for a piece and not written, because it was compressed. What was charged before
-// midnight is given back to the next day.
+// Saved returns bytes that a piece did not need because it was compressed. A charge from before midnight is returned to the new
+// day.
 func (b *Budget) Saved(bytes int64) {
 	if bytes <= 0 || b.daily.Load() == 0 {
 		return
@@ -153,7 +155,7 @@ func (b *Budget) Saved(bytes int64) {
 	b.spent = max(0, b.spent-bytes)
 }
 
-// again says whether a fingerprint asked before, and notes it. The caller holds b.mu.
+// again reports whether a fingerprint was requested before, and records it. b.mu must be held.
 func (b *Budget) again(fingerprint uint64) bool {
 	if b.seen == nil {
 		b.seen = make([]uint32, doorkeepers)
@@ -164,8 +166,8 @@ func (b *Budget) again(fingerprint uint64) bool {
 	return before
 }
 
-// Save keeps the file ahead of the count: by half a step when there is time for it (early), and else only when the
-// count has reached the file's. The error is of the file.
+// Save keeps the file ahead of the count. With early set, it does so when less than half a step is left, otherwise only when
+// the count has reached the file. An error is about the file.
 func (b *Budget) Save(early bool) error {
 	if b.daily.Load() == 0 {
 		return nil
@@ -188,7 +190,7 @@ func (b *Budget) Save(early bool) error {
 	return b.save(step)
 }
 
-// SaveExact writes the exact count, at the host's end.
+// SaveExact writes the exact count when the host stops.
 func (b *Budget) SaveExact() error {
 	if b.daily.Load() == 0 {
 		return nil
@@ -198,7 +200,7 @@ func (b *Budget) SaveExact() error {
 	return b.save(0)
 }
 
-// save writes so much more than the count. The caller holds b.saving.
+// save writes the count plus so many bytes. b.saving must be held.
 func (b *Budget) save(more int64) error {
 	b.mu.Lock()
 	b.turn()

@@ -4,23 +4,23 @@ import (
 	"fmt"
 )
 
-// Want is a reservation.
+// Want is a requested reservation.
 type Want struct {
 	Bytes  int64
-	Tenant uint16 // the number of the entry's tenant
-	ID     uint32 // the tenant, for errors
-	Quota  int64  // of the tenant; negative: none
-	Taken  int64  // of Bytes: booked as orphans, as those of a file that was taken over
+	Tenant uint16 // number of the entry's tenant
+	ID     uint32 // id of the tenant, for errors
+	Quota  int64  // quota of the tenant in bytes; negative if it has none
+	Taken  int64  // part of Bytes that is booked as orphans, because the file was taken over from one
 }
 
-// Shortage is why a reservation does not fit.
+// Shortage is the reason why a reservation does not fit.
 type Shortage struct {
-	Bytes int64 // too few in the root; negative: not that
-	Quota int64 // over the tenant's quota; negative or 0: not that
+	Bytes int64 // bytes missing in the root; none if not positive
+	Quota int64 // bytes over the tenant's quota; none if not positive
 }
 
-// Possible says why a reservation could not fit even in an empty root, if so. Bytes of a scan that has not ended do not
-// count.
+// Possible returns an error if a reservation could not fit even into an empty root. While a scan is running, a low limit of the
+// file system is ignored: the limit depends on bytes that the scan has not yet counted.
 func (a *Account) Possible(w Want, scanning bool) error {
 	a.mu.Lock()
 	all, limit := a.bounds.Capacity, a.limit()
@@ -38,7 +38,7 @@ func (a *Account) Possible(w Want, scanning bool) error {
 	return nil
 }
 
-// Short is what a reservation would be short of now.
+// Short returns the shortage that a reservation would have now.
 func (a *Account) Short(w Want) Shortage {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -49,7 +49,7 @@ func (a *Account) short(w Want) Shortage {
 	return Shortage{Bytes: a.used + w.Bytes - w.Taken - a.limit(), Quota: a.overQuota(w)}
 }
 
-// Reserve books the bytes for the tenant if they fit, and says otherwise what is short.
+// Reserve books the bytes for the tenant if they fit. Otherwise it returns the shortage and false.
 func (a *Account) Reserve(w Want) (s Shortage, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -69,25 +69,24 @@ func (a *Account) overQuota(w Want) int64 {
 	return a.ownedBy(w.Tenant) + w.Bytes - w.Quota
 }
 
-// QuotaError is the error of a reservation that is over its tenant's quota.
+// QuotaError returns the error for a reservation over its tenant's quota.
 func (a *Account) QuotaError(w Want, over int64) error {
 	return fmt.Errorf("%w: tenant %d is %d bytes over its quota in %s, %d bytes, and none of its entries can be evicted",
 		ErrNoSpace, w.ID, over, a.dir, w.Quota)
 }
 
-// Quota bounds what the entries of one tenant may take. Bytes are over all roots, and each root has the part of them
-// that it has of all capacity; a share is of each root. When a tenant's quota is used up, its own entries are evicted
-// for its stores.
+// Quota limits the bytes of each tenant in a range. Bytes is a limit over all roots, divided by their capacities. Share is a
+// part of each root. If a tenant has used up its quota, its own entries are evicted for its stores.
 type Quota struct {
-	First, Last uint32 // tenants that it is for; each has its own quota
-	Bytes       int64  // or
+	First, Last uint32 // range of tenants; each has its own quota
+	Bytes       int64  // either Bytes or Share is set
 	Share       float64
 }
 
-// Quotas are those of a host. The first that fits a tenant is the tenant's.
+// Quotas are the quotas of a host. The first that covers a tenant applies.
 type Quotas []Quota
 
-// Check says what is wrong with them.
+// Check returns an error if a quota is not valid.
 func (list Quotas) Check() error {
 	for _, q := range list {
 		if q.First > q.Last || q.Bytes < 0 || q.Share < 0 || q.Share > 1 || (q.Bytes == 0) == (q.Share == 0) {
@@ -97,7 +96,8 @@ func (list Quotas) Check() error {
 	return nil
 }
 
-// Of is a tenant's quota in a root of some of all capacity; negative where there is none.
+// Of returns the quota of a tenant in a root with a given capacity, out of the capacity of all roots. It is negative if the
+// tenant has none.
 func (list Quotas) Of(tenant uint32, capacity, all int64) int64 {
 	for _, q := range list {
 		if tenant < q.First || tenant > q.Last {

@@ -12,17 +12,17 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Policies are those that are bound to namespaces. A namespace gets the policy of the first rule with the role that
-// matches it, and the role's own field where none does. The handles are borrowed; a nil handle is the built-in policy.
+// Policies are the policies to bind to namespaces. A namespace gets the policy of the first rule of a role that matches it, and
+// the role's own field if none matches. The handles are borrowed. A nil handle stands for the built-in policy.
 type Policies struct {
 	Admit, Place, Layout *policy.Handle
 	Rules                []Rule
 }
 
-// Rule binds a policy for admit, place or layout to namespaces.
+// Rule binds a policy of the role admit, place or layout to namespaces.
 type Rule struct {
 	Role       abi.Role
-	Namespaces []kv.Pattern // any of them
+	Namespaces []kv.Pattern // a namespace must match one of them
 	Policy     *policy.Handle
 }
 
@@ -36,7 +36,7 @@ type running interface {
 	Stats() policy.Stats
 }
 
-// Active is a running policy and the module that it comes from.
+// Active is a running policy with the module that it comes from.
 type Active[P running] struct {
 	*policy.Handle
 	Policy P
@@ -50,24 +50,24 @@ func (a *Active[P]) close() error {
 	return err
 }
 
-// Binding is what namespaces are bound to: a name, under which one policy can follow another.
+// Binding is a policy name to which namespaces are bound. One policy can replace another under the same name.
 type Binding[P running] struct {
 	Name string
 	now  atomic.Pointer[Active[P]]
 }
 
-// Now is the policy that acts under the name.
+// Now returns the current policy of the binding.
 func (b *Binding[P]) Now() *Active[P] { return b.now.Load() }
 
-// Bindings are those of one role, in the order of the rules. The last one is for the rest.
+// Bindings are the bindings of one role in the order of the rules. The last one applies to all other namespaces.
 type Bindings[P running] []boundRule[P]
 
 type boundRule[P running] struct {
 	*Binding[P]
-	rule *Rule // nil: all that is left
+	rule *Rule // nil in the last element, which matches all namespaces
 }
 
-// of is the binding that a namespace gets.
+// of returns the binding for a namespace, given its text.
 func (l Bindings[P]) of(text string) *Binding[P] {
 	for _, b := range l {
 		if b.rule == nil || b.rule.matches(text) {
@@ -77,7 +77,7 @@ func (l Bindings[P]) of(text string) *Binding[P] {
 	panic("catalog: a role without a policy for the rest")
 }
 
-// named returns a binding, or nil.
+// named returns a binding by its name, or nil.
 func (l Bindings[P]) named(name string) *Binding[P] {
 	for _, b := range l {
 		if b.Name == name {
@@ -87,7 +87,7 @@ func (l Bindings[P]) named(name string) *Binding[P] {
 	return nil
 }
 
-// has says whether a binding is in the list.
+// has reports whether a binding is in the list.
 func (l Bindings[P]) has(b *Binding[P]) bool {
 	return slices.ContainsFunc(l, func(o boundRule[P]) bool { return o.Binding == b })
 }
@@ -116,8 +116,8 @@ func (l Bindings[P]) visit(visit func(PolicyInfo)) {
 	}
 }
 
-// bound is what a namespace is bound to now.
+// bound is the current binding of a namespace.
 type bound[P running] struct{ binding atomic.Pointer[Binding[P]] }
 
-// Now is the policy that acts for the namespace.
+// Now returns the current policy of the namespace.
 func (b *bound[P]) Now() *Active[P] { return b.binding.Load().Now() }

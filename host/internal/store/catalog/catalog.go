@@ -19,23 +19,23 @@ import (
 // MaxNamespaces is the most namespaces that one run can number.
 const MaxNamespaces = 4096
 
-// Roots are the directories in which the catalog keeps what a later run needs to understand the files.
+// Roots are the roots in which the catalog stores files that a later run needs to read pieces.
 type Roots interface {
-	// Keep writes a file durably in every root that takes stores. The other roots write what [Catalog.Files] lists
-	// before they take stores again.
+	// Keep writes a file durably to every root that takes stores. The other roots write the files of [Catalog.Files] before
+	// they take stores again.
 	Keep(dir, base string, data []byte) error
-	// Forget removes a file from every root that has no other use for it, and logs what fails.
+	// Forget removes a file from every root that has no other use for it. It logs failures.
 	Forget(dir, base string)
 }
 
-// Options are those of a store.
+// Options configure the catalog of a store.
 type Options struct {
 	Log         *slog.Logger
 	Now         func() time.Time
 	Seed        uint64
-	Capacity    uint64 // of all roots together: what admit policies get
+	Capacity    uint64 // capacity of all roots together, for admit policies
 	Policies    Policies
-	Expiry      func(text string) time.Duration // the time to live of a namespace's entries; 0: they do not expire
+	Expiry      func(text string) time.Duration // returns the time to live of a namespace's entries; 0 means that they do not expire
 	Compression codec.Modes
 	Roots       Roots
 	AdmitFault  func(error) // called when an admit policy fails; must not call the catalog
@@ -49,23 +49,23 @@ type Catalog struct {
 	Tenants *Tenants
 
 	Compression codec.Set
-	Plans       sync.Map // kv.Digest to *kv.Plan: plans of earlier layouts that pieces were read by
+	Plans       sync.Map // plans of earlier layouts under which pieces were read, by digest
 
 	admit  atomic.Pointer[Bindings[*policy.Admit]]
 	layout atomic.Pointer[Bindings[*policy.Layout]]
 	place  atomic.Pointer[Bindings[*policy.Place]]
 
-	facts atomic.Pointer[[]abi.RootFacts] // of the roots; nil before they are open
+	facts atomic.Pointer[[]abi.RootFacts] // facts about the roots; nil before they are open
 
 	opening *semaphore.Weighted // held while namespaces are opened or policies change
 
 	mu           sync.Mutex
 	byDigest     map[kv.Digest]*Namespace
-	unregistered map[kv.Digest]string // texts that roots hold, of namespaces without a number
-	unreadable   map[kv.Digest]error  // why a text that is there is not among those
+	unregistered map[kv.Digest]string // texts of namespaces without a number that roots hold
+	unreadable   map[kv.Digest]error  // errors of texts in roots that could not be read
 
 	endedMu sync.Mutex // taken after any other lock
-	ended   []*Class   // without users, to be reaped
+	ended   []*Class   // classes without users that have not been reaped
 	reap    chan struct{}
 }
 
@@ -96,7 +96,7 @@ func (c *Catalog) Close() error {
 	return errors.Join(c.place.Load().close(), c.layout.Load().close(), c.admit.Load().close())
 }
 
-// Run reaps classes that have ended, until the context is done.
+// Run reaps ended classes until the context is done.
 func (c *Catalog) Run(ctx context.Context) {
 	for {
 		select {
@@ -108,12 +108,12 @@ func (c *Catalog) Run(ctx context.Context) {
 	}
 }
 
-// Lock keeps namespaces from being opened and policies from being swapped.
+// Lock prevents namespaces from being opened and policies from being changed.
 func (c *Catalog) Lock(ctx context.Context) error { return c.opening.Acquire(ctx, 1) }
 
 func (c *Catalog) Unlock() { c.opening.Release(1) }
 
-// SetRoots gives the place policies fresh facts about the roots.
+// SetRoots gives the place policies new facts about the roots.
 func (c *Catalog) SetRoots(facts []abi.RootFacts) {
 	c.facts.Store(&facts)
 	for b := range c.place.Load().Each() {
@@ -121,12 +121,12 @@ func (c *Catalog) SetRoots(facts []abi.RootFacts) {
 	}
 }
 
-// announce tells policies of a namespace.
+// announce tells the policies of a namespace about it.
 func (c *Catalog) announce(ns *Namespace) error {
 	acting := ns.Place.Now()
 	if err := acting.Policy.Namespace(ns.ID, ns.Text); errors.Is(err, policy.ErrNamespace) {
 		return err
-	} else if err != nil { // it is down: new pieces get the built-in names, and its next instance is told
+	} else if err != nil { // the policy is down: new pieces get built-in names, and its next instance is told
 		c.log.Warn("place policy was not told of a namespace yet", "policy", acting.Label,
 			"namespace", ns.Digest, "error", err)
 	}
@@ -136,7 +136,7 @@ func (c *Catalog) announce(ns *Namespace) error {
 	return nil
 }
 
-// Files calls visit for every file that each root must hold, until visit fails. The caller holds Lock.
+// Files calls visit for every file that each root must hold, until visit fails. Lock must be held.
 func (c *Catalog) Files(visit func(dir, base string, data []byte) error) error {
 	for _, ns := range c.Namespaces() {
 		c.mu.Lock()
@@ -149,14 +149,14 @@ func (c *Catalog) Files(visit func(dir, base string, data []byte) error) error {
 	return nil
 }
 
-// PolicyInfo is a policy that is open, for statistics.
+// PolicyInfo describes an open policy, for statistics.
 type PolicyInfo struct {
 	*policy.Handle
 	Since time.Time
 	Stats policy.Stats
 }
 
-// EachPolicy calls visit for each policy: admit, place, layout.
+// EachPolicy calls visit for each open policy of the roles admit, place and layout.
 func (c *Catalog) EachPolicy(visit func(PolicyInfo)) {
 	c.admit.Load().visit(visit)
 	c.place.Load().visit(visit)
@@ -164,12 +164,13 @@ func (c *Catalog) EachPolicy(visit func(PolicyInfo)) {
 }
 
 var (
-	// ErrUnknownNamespace is a namespace that no session has opened and no root has the text of, or a group that it lacks.
+	// ErrUnknownNamespace means that no session has opened a namespace and no root has its text, or that the namespace lacks a
+	// group.
 	ErrUnknownNamespace = errors.New("unknown namespace or group")
-	// ErrTooMany is a namespace or group beyond those that one host can tell apart.
+	// ErrTooMany means that there are more namespaces or groups than one host can number.
 	ErrTooMany = errors.New("too many namespaces or groups")
-	// ErrNoPolicy says that no policy of that name has the role.
+	// ErrNoPolicy means that no policy with that name has the role.
 	ErrNoPolicy = errors.New("no such policy")
-	// ErrAlien is a piece that its namespace cannot have.
+	// ErrAlien means that a piece cannot belong to the namespace that it names.
 	ErrAlien = errors.New("piece of another namespace than it says")
 )

@@ -18,33 +18,33 @@ import (
 // Class is a group of a namespace under one layout plan.
 type Class struct {
 	ID        uint16
-	Base      uint16 // the ID of the group's first class
+	Base      uint16 // ID of the group's first class
 	Namespace *Namespace
 	Group     uint32
 	Printer   kv.Printer
 	Lookup    kv.Lookup
-	Ranks     uint64 // all ranks of the namespace
+	Ranks     uint64 // all ranks of the namespace, as bits
 	Plan      *kv.Plan
 
 	catalog   *Catalog
-	refs      atomic.Int64 // entries, puts that have no entry yet, and one while new pieces get the class
+	refs      atomic.Int64 // number of entries and of puts without an entry yet, plus one while the class is used for new pieces
 	fileBytes atomic.Int64
 }
 
-// FileBytes is the most that one piece's file takes under the plan, and what is reserved for it; 0 until a session has
-// opened the namespace. Unlike Plan it may be read without having opened the namespace.
+// FileBytes returns the largest size of a piece file under the plan, which is the size that is reserved for a piece. It is 0
+// until a session has opened the namespace. In contrast to Plan, it may be called at any time.
 func (cl *Class) FileBytes() int64 { return cl.fileBytes.Load() }
 
-// Bound is the most that a piece's file may have in any layout: another than this host's may have a gap before each page. Until a
-// session has opened the namespace it follows from the largest payload that there is.
+// Bound returns the largest size of a piece file in any layout. A layout other than this host's may have a gap before each
+// page. Until a session has opened the namespace, the bound is based on the largest possible payload.
 func (cl *Class) Bound() int64 { return 2 * cmp.Or(cl.FileBytes(), kv.MaxPayload) }
 
-// IsPiece says whether a header is of this piece.
+// IsPiece reports whether a header belongs to this piece.
 func (cl *Class) IsPiece(h *pieceformat.Header, k *kv.Key, rank uint32) bool {
 	return h.IsOf(cl.Namespace.Digest, cl.Group, k, rank)
 }
 
-// acquire takes a reference. It is false when the class has ended.
+// acquire takes a reference. It returns false if the class has ended.
 func (cl *Class) acquire() bool {
 	for {
 		n := cl.refs.Load()
@@ -57,10 +57,10 @@ func (cl *Class) acquire() bool {
 	}
 }
 
-// Ref takes a reference for a caller that has one already.
+// Ref takes a further reference. The caller must have one already.
 func (cl *Class) Ref() { cl.refs.Add(1) }
 
-// Release gives a reference back. It may be called with any lock held: an ended class is reaped by [Catalog.Run].
+// Release returns a reference. It may be called with any lock held: ended classes are reaped by [Catalog.Run].
 func (cl *Class) Release() {
 	if cl.refs.Add(-1) > 0 {
 		return
@@ -75,37 +75,37 @@ func (cl *Class) Release() {
 	}
 }
 
-// setPlan gives a class the layout of its pieces.
+// setPlan sets the layout plan of the class.
 func (cl *Class) setPlan(plan *kv.Plan) {
 	cl.Plan = plan
 	cl.fileBytes.Store(pieceformat.MostBytes(plan))
 }
 
-// classTable numbers classes. Reading needs no lock.
+// classTable numbers classes. Reading it needs no lock.
 type classTable struct {
 	list atomic.Pointer[[]*Class]
-	free []uint16 // numbers of classes that have ended; guarded by Catalog.mu
+	free []uint16 // numbers of ended classes; guarded by Catalog.mu
 }
 
-// Class is the class with a number.
+// Class returns the class with a number.
 func (t *classTable) Class(id uint16) *Class { return (*t.list.Load())[id] }
 
-// Base is the base of the class with a number.
+// Base returns the base of the class with a number.
 func (t *classTable) Base(id uint16) uint16 { return t.Class(id).Base }
 
-// Fingerprint is the fingerprint of a class's key.
+// Fingerprint returns the fingerprint of a key in a class.
 func (t *classTable) Fingerprint(id uint16, k kv.Key) uint64 {
 	cl := t.Class(id)
 	return cl.Printer.Print(&k)
 }
 
-// add gives a class a number. Catalog.mu is held.
+// add gives a class a number. Catalog.mu must be held.
 func (t *classTable) add(cl *Class) error {
 	list := *t.list.Load()
 	switch n := len(t.free); {
 	case n > 0:
 		cl.ID, t.free = t.free[n-1], t.free[:n-1]
-		list = slices.Clone(list) // readers have the other
+		list = slices.Clone(list) // readers may still use the old list
 		list[cl.ID] = cl
 	case len(list) > 1<<16-1:
 		return fmt.Errorf("%w: %d groups of all namespaces", ErrTooMany, len(list))
@@ -117,7 +117,7 @@ func (t *classTable) add(cl *Class) error {
 	return nil
 }
 
-// Classes are the classes that have not been reaped.
+// Classes returns the classes that have not been reaped.
 func (c *Catalog) Classes() (list []*Class) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,7 +127,7 @@ func (c *Catalog) Classes() (list []*Class) {
 	return list
 }
 
-// ClassFor returns the class of a piece of a namespace that some root holds.
+// ClassFor returns the class for a piece in a root, given the piece's header.
 func (c *Catalog) ClassFor(h *pieceformat.Header) (*Class, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -144,7 +144,7 @@ func (c *Catalog) ClassFor(h *pieceformat.Header) (*Class, error) {
 	return c.classOf(ns, h.Group)
 }
 
-// classOf returns the class that new pieces of a group get. c.mu is held.
+// classOf returns the class of new pieces of a group, and creates it if necessary. c.mu must be held.
 func (c *Catalog) classOf(ns *Namespace, group uint32) (*Class, error) {
 	if cl := ns.Class(group); cl != nil {
 		return cl, nil
@@ -157,7 +157,7 @@ func (c *Catalog) classOf(ns *Namespace, group uint32) (*Class, error) {
 	return cl, nil
 }
 
-// newClass makes a class with one reference, the caller's. It has the plan of the group's current class. c.mu is held.
+// newClass creates a class with the plan of the group's current class. The caller owns the only reference. c.mu must be held.
 func (c *Catalog) newClass(ns *Namespace, group uint32) (*Class, error) {
 	cl := &Class{Namespace: ns, Group: group, Printer: kv.PrinterOf(ns.Digest, group), catalog: c}
 	if err := c.add(cl); err != nil {
@@ -177,8 +177,8 @@ func (c *Catalog) newClass(ns *Namespace, group uint32) (*Class, error) {
 	return cl, nil
 }
 
-// setCurrent makes new pieces of a group get this class, and gives the class's reference to the namespace. c.mu is
-// held.
+// setCurrent makes a class the one that new pieces of its group get. The namespace takes over the caller's reference. c.mu must
+// be held.
 func (c *Catalog) setCurrent(cl *Class) {
 	groups := maps.Clone(*cl.Namespace.current.Load())
 	old := groups[cl.Group]
@@ -189,7 +189,7 @@ func (c *Catalog) setCurrent(cl *Class) {
 	}
 }
 
-// reapClasses frees the numbers of classes that have ended.
+// reapClasses frees the numbers of ended classes.
 func (c *Catalog) reapClasses() {
 	c.endedMu.Lock()
 	ended := c.ended
@@ -202,8 +202,8 @@ func (c *Catalog) reapClasses() {
 	}
 }
 
-// removeClass takes an ended class out of its namespace. Its number is used again unless it is a base: lookups under
-// way compare those. c.mu is held.
+// removeClass removes an ended class from its namespace. Its number is reused unless it is a base, because running lookups
+// compare bases. c.mu must be held.
 func (c *Catalog) removeClass(cl *Class) {
 	ns := cl.Namespace
 	ns.classes = slices.DeleteFunc(slices.Clone(ns.classes), func(o *Class) bool { return o == cl })
@@ -212,18 +212,18 @@ func (c *Catalog) removeClass(cl *Class) {
 	}
 }
 
-// AppendBuiltin appends the built-in name of a piece: its path below the root.
+// AppendBuiltin appends the built-in name of a piece, which is its path below the root.
 func (cl *Class) AppendBuiltin(dst []byte, key *kv.Key, rank uint32) []byte {
 	return pieceformat.AppendBuiltin(dst, cl.Namespace.Digest, cl.Namespace.KeyLen, key, cl.Group, rank)
 }
 
-// Builtin is the built-in name of a piece.
+// Builtin returns the built-in name of a piece.
 func (cl *Class) Builtin(key *kv.Key, rank uint32) string {
 	var room [builtinRoom]byte
 	return string(cl.AppendBuiltin(room[:0], key, rank))
 }
 
-// NameOf is the name of a piece, given those of its entry that are not built-in ones.
+// NameOf returns the name of a piece. list holds the names of its entry that are not built-in ones.
 func (cl *Class) NameOf(list []pieceformat.Name, key *kv.Key, rank uint32) string {
 	if path, ok := pieceformat.NameOf(list, rank); ok {
 		return path
@@ -231,10 +231,10 @@ func (cl *Class) NameOf(list []pieceformat.Name, key *kv.Key, rank uint32) strin
 	return cl.Builtin(key, rank)
 }
 
-// builtinRoom is room for a built-in name.
+// builtinRoom is the size of a buffer that fits any built-in name.
 const builtinRoom = 160
 
-// asking is the memory of one call of a place policy.
+// asking is the memory for one call of a place policy.
 type asking struct {
 	query abi.PlaceQuery
 	path  []byte
@@ -242,9 +242,9 @@ type asking struct {
 
 var askings = sync.Pool{New: func() any { return &asking{path: make([]byte, 0, pieceformat.MaxPath)} }}
 
-// Ask asks the namespace's place policy to name a piece that is about to be stored, of an entry of so many bytes. The name
-// is empty where the piece gets the built-in one, which it does with every error, too. root is the one that the policy
-// chose, or [abi.None]. The answer is a fact of the piece from then on: the policy is not asked again.
+// Ask asks the namespace's place policy for the name of a new piece. size is the size of the entry. The name is empty if the
+// piece gets the built-in name, as it does after every error. root is the root that the policy chose, or [abi.None]. The policy
+// is not asked again about this piece, so the caller must store the answer.
 func (cl *Class) Ask(key *kv.Key, rank uint32, size int64) (name string, root uint32, err error) {
 	w := askings.Get().(*asking)
 	defer askings.Put(w)
@@ -256,7 +256,7 @@ func (cl *Class) Ask(key *kv.Key, rank uint32, size int64) (name string, root ui
 		p := ns.Place.Now()
 		w.path, root, err = p.Policy.Path(&w.query, w.path[:0])
 		if !errors.Is(err, policy.ErrClosed) || ns.Place.Now() == p {
-			break // else its successor is asked
+			break // otherwise the policy was replaced during the call: ask its successor
 		}
 	}
 	if err != nil || len(w.path) == 0 {

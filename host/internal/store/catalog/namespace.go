@@ -16,14 +16,14 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Namespace is a namespace that has a number, and the policies that it is bound to. Policies learn of a namespace
-// once, by its number, and may keep that for as long as they run. So a number is never used again within a run.
+// Namespace is a namespace with a number, and the policies that are bound to it. Policies are told of a namespace once, by its
+// number, and may keep it for as long as they run. A number is therefore never reused within a run.
 type Namespace struct {
 	ID     uint32
 	Digest kv.Digest
 	Text   string
 	KeyLen uint32
-	TTL    time.Duration // of its entries; 0: they do not expire
+	TTL    time.Duration // time to live of its entries; 0 means that they do not expire
 	Admit  bound[*policy.Admit]
 	Layout bound[*policy.Layout]
 	Place  bound[*policy.Place]
@@ -31,15 +31,15 @@ type Namespace struct {
 	Compression *codec.Namespace
 	element     atomic.Int64
 
-	current atomic.Pointer[map[uint32]*Class] // for new pieces; complete once a session has opened the namespace
-	classes []*Class                          // those of earlier policies too; guarded by Catalog.mu
+	current atomic.Pointer[map[uint32]*Class] // classes for new pieces by group; complete after a session has opened the namespace
+	classes []*Class                          // all classes, including those of earlier policies; guarded by Catalog.mu
 	groups  []kv.Group                        // nil until a session has opened the namespace; guarded by Catalog.opening
 }
 
-// Element is the size of the numbers in its pages; 0 until the namespace is open.
+// Element returns the size of the numbers in the pages, in bytes. It is 0 until a session has opened the namespace.
 func (ns *Namespace) Element() int { return int(ns.element.Load()) }
 
-// Class is the class that new pieces of a group get, or nil.
+// Class returns the class that new pieces of a group get, or nil.
 func (ns *Namespace) Class(group uint32) *Class { return (*ns.current.Load())[group] }
 
 // OpenClass is Class for a group that a session has opened.
@@ -54,7 +54,7 @@ func (ns *Namespace) OpenClass(group uint32) (*Class, error) {
 	return cl, nil
 }
 
-// AcquireClass is OpenClass with a reference.
+// AcquireClass is OpenClass with a reference, which the caller must release.
 func (ns *Namespace) AcquireClass(group uint32) (*Class, error) {
 	for {
 		cl, err := ns.OpenClass(group)
@@ -64,7 +64,7 @@ func (ns *Namespace) AcquireClass(group uint32) (*Class, error) {
 	}
 }
 
-// Plan is the layout plan that new pieces of a group are written with; nil for a group that the namespace lacks.
+// Plan returns the layout plan for new pieces of a group, or nil if the namespace does not have the group.
 func (ns *Namespace) Plan(group uint32) *kv.Plan {
 	if cl := ns.Class(group); cl != nil {
 		return cl.Plan
@@ -72,7 +72,7 @@ func (ns *Namespace) Plan(group uint32) *kv.Plan {
 	return nil
 }
 
-// Admits asks the namespace's admit policy. When that was closed by a swap, its successor is asked.
+// Admits asks the namespace's admit policy. If the policy is replaced during the call, it asks the successor.
 func (ns *Namespace) Admits(ask []abi.Candidate, answer []bool) error {
 	for {
 		a := ns.Admit.Now()
@@ -94,7 +94,7 @@ func (ns *Namespace) files(visit func(dir, base string, data []byte) error, plan
 	return nil
 }
 
-// Namespaces are those that have a number, in order.
+// Namespaces returns all namespaces with a number, in the order of their numbers.
 func (c *Catalog) Namespaces() (list []*Namespace) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,14 +105,14 @@ func (c *Catalog) Namespaces() (list []*Namespace) {
 	return list
 }
 
-// Known is the namespace of a digest, if it has a number, or nil.
+// Known returns the namespace with a digest if it has a number, and nil otherwise.
 func (c *Catalog) Known(d kv.Digest) *Namespace {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.byDigest[d]
 }
 
-// plans are the plans of a namespace's classes. Catalog.mu is held.
+// plans returns the plans of a namespace's classes. Catalog.mu must be held.
 func (ns *Namespace) plans() (plans []*kv.Plan) {
 	for _, cl := range ns.classes {
 		if cl.Plan != nil {
@@ -122,9 +122,8 @@ func (ns *Namespace) plans() (plans []*kv.Plan) {
 	return plans
 }
 
-// Open returns a namespace with a class for each of its groups. The same namespace gives the same pointer. Before it
-// returns, the text and the plans are durable in every root, because a restart can make nothing of a piece without
-// them.
+// Open returns a namespace with a class for each of its groups. It returns the same pointer for the same namespace. Before it
+// returns, the text and the plans are durable in every root, because without them a restarted host cannot read the pieces.
 func (c *Catalog) Open(ctx context.Context, n *kv.Namespace) (*Namespace, error) {
 	if err := c.Lock(ctx); err != nil {
 		return nil, err
@@ -135,7 +134,7 @@ func (c *Catalog) Open(ctx context.Context, n *kv.Namespace) (*Namespace, error)
 		return nil, err
 	}
 	if ns.groups != nil {
-		ns.element.Store(int64(n.Element())) // it was opened by its text, perhaps, which does not say all of it
+		ns.element.Store(int64(n.Element())) // the namespace may have been opened by its text, which does not contain the element size
 		return ns, nil
 	}
 	plans, err := ns.makePlans(ctx, c.opt.Roots, n.Groups, ns.Layout.Now().Policy)
@@ -151,8 +150,8 @@ func (c *Catalog) Open(ctx context.Context, n *kv.Namespace) (*Namespace, error)
 	return ns, nil
 }
 
-// Reopen opens a namespace of which only its text is known, as a session would: pieces that are there cannot be copied without a plan. A class
-// of it that has one is enough: then nothing is done.
+// Reopen opens a namespace of which only the text is known, as a session would do. Without a plan, existing pieces cannot be
+// copied. It does nothing if the class has a plan.
 func (c *Catalog) Reopen(ctx context.Context, cl *Class) error {
 	if cl.FileBytes() > 0 {
 		return nil
@@ -165,8 +164,8 @@ func (c *Catalog) Reopen(ctx context.Context, cl *Class) error {
 	return err
 }
 
-// makePlans asks for the layout of groups and keeps the plans: a piece can be read only with the plan that it was
-// written under.
+// makePlans asks the layout policy for the plans of groups and stores them in all roots. A piece can be read only with the plan
+// under which it was written.
 func (ns *Namespace) makePlans(
 	ctx context.Context, roots Roots, groups []kv.Group, layout *policy.Layout,
 ) ([]*kv.Plan, error) {
@@ -188,8 +187,8 @@ func (ns *Namespace) makePlans(
 	return plans, nil
 }
 
-// complete gives a namespace's classes their plans: what is missing of entries that a scan has found is written under
-// today's plan. The caller holds Lock, and no session has the namespace open.
+// complete sets the plans of a namespace's classes. Missing pieces of entries that a scan has found will be written under the
+// current plan. Lock must be held, and no session may have opened the namespace yet.
 func (c *Catalog) complete(ns *Namespace, n *kv.Namespace, plans []*kv.Plan) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -218,7 +217,7 @@ func (c *Catalog) register(digest kv.Digest, text string) (*Namespace, error) {
 	return c.assignNumber(digest, text)
 }
 
-// assignNumber makes a namespace known to the store and to the policies. c.mu is held.
+// assignNumber creates a namespace with a number and announces it to its policies. c.mu must be held.
 func (c *Catalog) assignNumber(digest kv.Digest, text string) (*Namespace, error) {
 	if len(c.byDigest) >= MaxNamespaces {
 		return nil, fmt.Errorf("%w: %d namespaces; a restart makes room for those that have entries", ErrTooMany,
@@ -238,26 +237,26 @@ func (c *Catalog) assignNumber(digest kv.Digest, text string) (*Namespace, error
 	return ns, nil
 }
 
-// bind gives a namespace the policies that the rules have for it. Catalog.mu is held.
+// bind binds a namespace to policies according to the rules. Catalog.mu must be held.
 func (ns *Namespace) bind(c *Catalog) {
 	ns.Admit.binding.Store(c.admit.Load().of(ns.Text))
 	ns.Layout.binding.Store(c.layout.Load().of(ns.Text))
 	ns.Place.binding.Store(c.place.Load().of(ns.Text))
 }
 
-// At a start only namespaces get a number that have a piece in some root or are opened by a session. The others that
-// roots hold are unregistered until then. Once all pieces have been found the roots forget the texts that are left; a
-// session that opens such a namespace later has its text written again.
+// At a start, a namespace gets a number only if some root holds a piece of it or a session opens it. The other namespaces in
+// roots are unregistered until then. After all pieces have been found, the texts of the remaining ones are removed from the
+// roots. If a session opens such a namespace later, its text is written again.
 
-// Knows says whether a namespace has a number or a text.
+// Knows reports whether a namespace has a number or a known text.
 func (c *Catalog) Knows(d kv.Digest) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.byDigest[d] != nil || c.unregistered[d] != ""
 }
 
-// AddText adds a text that a root holds, or the reason why that cannot be read. Pieces of a namespace with a text
-// that cannot be read are left alone; only those without a text belong to no namespace.
+// AddText adds a text that a root holds, or the error of reading it. Pieces of a namespace with an unreadable text are left
+// alone. Only pieces of a namespace without any text belong to no namespace.
 func (c *Catalog) AddText(d kv.Digest, text string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -269,7 +268,7 @@ func (c *Catalog) AddText(d kv.Digest, text string, err error) {
 	c.unregistered[d] = text
 }
 
-// resolve returns a namespace that some root holds, and gives it a number if it has none. c.mu is held.
+// resolve returns a namespace that some root holds, and gives it a number if it has none. c.mu must be held.
 func (c *Catalog) resolve(d kv.Digest) (*Namespace, error) {
 	if ns := c.byDigest[d]; ns != nil {
 		return ns, nil
@@ -283,15 +282,15 @@ func (c *Catalog) resolve(d kv.Digest) (*Namespace, error) {
 	}
 	ns, err := c.assignNumber(d, text)
 	if err != nil {
-		delete(c.unregistered, d) // it is not tried for each of its pieces, and the roots keep it
+		delete(c.unregistered, d) // do not try again for each of its pieces; the roots keep the text
 		c.unreadable[d] = err
 		c.log.Warn("namespace left out", "namespace", d, "error", err)
 	}
 	return ns, err
 }
 
-// ForgetUnregistered removes the texts of namespaces that have no piece in any root. All pieces have been found. The
-// caller holds Lock.
+// ForgetUnregistered removes the texts of namespaces that have no piece in any root. All pieces must have been found, and Lock
+// must be held.
 func (c *Catalog) ForgetUnregistered() {
 	c.mu.Lock()
 	texts := c.unregistered

@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Swap is a change of policies that are bound to namespaces, ready to be committed.
+// Swap is a prepared change of the policies that are bound to namespaces.
 type Swap struct {
 	c         *Catalog
 	admit     rebinding[*policy.Admit]
@@ -17,17 +17,17 @@ type Swap struct {
 	place     rebinding[*policy.Place]
 	made      []*Class
 	seen      map[*Namespace]bool
-	admitKept map[*policy.Admit]bool // took over the state of the policy before
+	admitKept map[*policy.Admit]bool // policies that took over the state of their predecessor
 }
 
-// Swapped is one policy that was replaced.
+// Swapped describes a policy that was replaced.
 type Swapped struct {
 	Role   abi.Role
-	From   string // the module's digest
-	Loaded bool   // of admit: the new policy took over the state
+	From   string // digest of the module
+	Loaded bool   // for admit: the new policy took over the state
 }
 
-// PrepareSwap is PrepareRebind for a change that keeps all bindings: the policies of a name are replaced.
+// PrepareSwap prepares the replacement of the policies with a name. All bindings stay. The contract is that of PrepareRebind.
 func (c *Catalog) PrepareSwap(
 	ctx context.Context, name string, next *[abi.Roles]*policy.Handle, maxState uint32,
 ) (*Swap, error) {
@@ -56,9 +56,9 @@ func (c *Catalog) PrepareSwap(
 	return c.prepare(ctx, &all, maxState)
 }
 
-// PrepareRebind opens the policies that are to act and do not, tells them of their namespaces, and makes the classes that
-// new pieces get. Commit or Abandon must follow, also when there is an error. The caller holds Lock until then.
-// maxState bounds the state that an admit policy hands over.
+// PrepareRebind prepares new bindings. It opens the policies that are not running yet, tells them about their namespaces, and
+// creates the classes for new pieces. The caller must call Commit or Abandon afterwards, even after an error, and hold Lock
+// until then. maxState is the most bytes of state that an admit policy may hand over.
 func (c *Catalog) PrepareRebind(ctx context.Context, p *Policies, maxState uint32) (*Swap, error) {
 	var all [abi.Roles][]wish
 	for _, role := range []abi.Role{abi.RoleAdmit, abi.RoleLayout, abi.RolePlace} {
@@ -104,7 +104,7 @@ func (c *Catalog) prepare(ctx context.Context, all *[abi.Roles][]wish, maxState 
 	return w, nil
 }
 
-// openAdmit hands over the state of the acting policy, if the new one can use it.
+// openAdmit opens an admit policy with the state of its predecessor, if the new policy can use it.
 func (w *Swap) openAdmit(
 	ctx context.Context, h *policy.Handle, old *Active[*policy.Admit], maxState uint32,
 ) (*policy.Admit, error) {
@@ -113,7 +113,7 @@ func (w *Swap) openAdmit(
 		var err error
 		var ok bool
 		if state, ok, err = old.Policy.Save(maxState); err != nil || !ok {
-			state = policy.State{} // it failed, or keeps none: the new one starts empty
+			state = policy.State{} // saving failed or the policy keeps no state: the new one starts empty
 		}
 	}
 	p, err := h.Module.NewAdmit(ctx, policy.AdmitOptions{
@@ -125,8 +125,8 @@ func (w *Swap) openAdmit(
 	return p, err
 }
 
-// prepare tells a namespace's policies of it that do not act for it yet, and makes its new classes where its layout
-// changes.
+// prepare announces a namespace to those of its future policies that are not bound to it yet. If its layout changes, it creates
+// the new classes.
 func (w *Swap) prepare(ctx context.Context, ns *Namespace) error {
 	if a := w.admit.acting(w.admit.next.of(ns.Text)); a != ns.Admit.Now() {
 		if err := a.Policy.Namespace(ns.ID, ns.Text); err != nil {
@@ -176,7 +176,7 @@ func (w *Swap) Abandon() {
 	w.admit.abandon()
 }
 
-// Commit replaces the policies. Pieces that are there keep their names and plans.
+// Commit replaces the policies. Existing pieces keep their names and plans.
 func (w *Swap) Commit() (list []Swapped) {
 	c := w.c
 	admits, layouts, places := w.admit.commit(), w.layout.commit(), w.place.commit()
@@ -186,7 +186,7 @@ func (w *Swap) Commit() (list []Swapped) {
 	c.mu.Lock()
 	for _, ns := range c.byDigest {
 		ns.bind(c)
-		if !w.seen[ns] { // a scan, or another host, has found its first piece since
+		if !w.seen[ns] { // a scan or another host has found its first piece since the preparation
 			if err := c.announce(ns); err != nil {
 				c.log.Error("policies were not told of a namespace", "namespace", ns.Digest, "error", err)
 			}
@@ -208,14 +208,14 @@ func (w *Swap) Commit() (list []Swapped) {
 	return list
 }
 
-// wish is a rule and the policy that is to act for what it matches. The handle is borrowed.
+// wish is a rule and the policy for the namespaces that match it. The handle is borrowed.
 type wish struct {
 	name   string
-	rule   *Rule // nil: all that is left
+	rule   *Rule // nil for all remaining namespaces
 	handle *policy.Handle
 }
 
-// wishes are those of a role, the one for the rest last.
+// wishes returns the wishes of a role. The last one is for all remaining namespaces.
 func (p *Policies) wishes(role abi.Role) (list []wish) {
 	add := func(h *policy.Handle, rule *Rule) {
 		w := wish{policy.Builtin(role).Name(), rule, h}
@@ -233,21 +233,21 @@ func (p *Policies) wishes(role abi.Role) (list []wish) {
 	return list
 }
 
-// rebinding is a change of a role's bindings, ready to be committed.
+// rebinding is a prepared change of the bindings of one role.
 type rebinding[P running] struct {
 	next   Bindings[P]
 	opened []successor[P]
-	ended  []*Binding[P] // that next does not have
+	ended  []*Binding[P] // bindings that are not in next
 }
 
 // successor is a policy that was opened for a binding.
 type successor[P running] struct {
 	binding *Binding[P]
 	policy  *Active[P]
-	follows bool // another acts in the binding until the change is committed
+	follows bool // the binding has another policy until the commit
 }
 
-// acting is the policy that acts in a binding once the change is committed.
+// acting returns the policy of a binding after the commit.
 func (r *rebinding[P]) acting(b *Binding[P]) *Active[P] {
 	for _, s := range r.opened {
 		if s.binding == b {
@@ -257,8 +257,8 @@ func (r *rebinding[P]) acting(b *Binding[P]) *Active[P] {
 	return b.Now()
 }
 
-// rebind opens the policies that a role lacks for its wishes. Those that act already stay as they are, and rules that name
-// one policy share it. open gets the policy that is succeeded, or nil.
+// rebind opens the policies that are missing for the wishes of a role. Policies that are running already are kept, and rules
+// with the same policy share it. open gets the policy that is replaced, or nil.
 func (r *rebinding[P]) rebind(
 	o *Options, now Bindings[P], role abi.Role, list []wish, open func(h *policy.Handle, old *Active[P]) (P, error),
 ) (err error) {
@@ -279,7 +279,7 @@ func (r *rebinding[P]) rebind(
 	return nil
 }
 
-// bind is the binding for a wish: b, the one of its name, if there is one.
+// bind returns the binding for a wish. b is the existing binding with its name, or nil.
 func (r *rebinding[P]) bind(
 	o *Options, b *Binding[P], role abi.Role, w wish, open func(h *policy.Handle, old *Active[P]) (P, error),
 ) (*Binding[P], error) {
@@ -314,17 +314,17 @@ func (r *rebinding[P]) abandon() {
 	}
 }
 
-// replaced is a policy that acts no more, and the one that follows it, or nil.
+// replaced is a policy that is no longer in use, and its successor or nil.
 type replaced[P running] struct{ old, by *Active[P] }
 
-// end closes the policy that acts no more, and returns its module's digest.
+// end closes the replaced policy and returns the digest of its module.
 func (p replaced[P]) end() (digest string) {
 	digest = p.old.Module.Digest()
 	_ = p.old.close()
 	return digest
 }
 
-// commit lets the policies that were opened act, and returns those that act no more.
+// commit puts the opened policies into use and returns those that are no longer in use.
 func (r *rebinding[P]) commit() (list []replaced[P]) {
 	for _, s := range r.opened {
 		if s.follows {

@@ -7,14 +7,15 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// UnknownTenant is the tenant that bytes are billed to when there are too many tenants to number, or none is known yet.
+// UnknownTenant is the tenant to which bytes are billed if there are too many tenants to number, or if the tenant is not known
+// yet.
 const UnknownTenant = abi.None - 1
 
-// unknownTenant is its number.
+// unknownTenant is the number of UnknownTenant.
 const unknownTenant = 1<<16 - 1
 
-// Tenants numbers tenants, so that an index entry names one in two bytes. A number is never freed, because entries and
-// the accounts of roots use it for as long as they last.
+// Tenants numbers tenants, so that an index entry refers to one by two bytes. A number is never freed, because entries and the
+// accounts of roots may use it at any time.
 type Tenants struct {
 	list   atomic.Pointer[[]uint32] // read without the lock
 	mu     sync.Mutex
@@ -27,7 +28,7 @@ func newTenants() *Tenants {
 	return t
 }
 
-// Tenant is the tenant with a number.
+// Tenant returns the tenant with a number.
 func (t *Tenants) Tenant(number uint16) uint32 {
 	if number == unknownTenant {
 		return UnknownTenant
@@ -35,10 +36,10 @@ func (t *Tenants) Tenant(number uint16) uint32 {
 	return (*t.list.Load())[number]
 }
 
-// Several says whether there is more than one.
+// Several reports whether there is more than one tenant.
 func (t *Tenants) Several() bool { return len(*t.list.Load()) > 1 }
 
-// Has says whether a tenant has a number.
+// Has reports whether a tenant has a number.
 func (t *Tenants) Has(tenant uint32) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -46,11 +47,11 @@ func (t *Tenants) Has(tenant uint32) bool {
 	return ok
 }
 
-// Number returns a tenant's number. Tenants beyond the first 65,535 are UnknownTenant: they share its quota, if it has
-// one, and no other tenant is billed for them.
+// Number returns the number of a tenant. Tenants beyond the first 65,535 are treated as UnknownTenant: they share its quota, if
+// it has one, and no other tenant is billed for them.
 func (t *Tenants) Number(tenant uint32) uint16 {
 	if list := *t.list.Load(); len(list) > 0 && list[0] == tenant {
-		return 0 // a store with one tenant is the usual case
+		return 0 // most stores have a single tenant
 	}
 	if tenant == UnknownTenant {
 		return unknownTenant
@@ -65,7 +66,7 @@ func (t *Tenants) Number(tenant uint32) uint16 {
 		return unknownTenant
 	}
 	n := uint16(len(list))
-	list = append(list, tenant) // beyond what readers of the old list see
+	list = append(list, tenant) // in place, beyond the length that readers of the old list see
 	t.list.Store(&list)
 	t.number[tenant] = n
 	return n

@@ -9,12 +9,12 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// ChangeKind is what happened to an entry.
+// ChangeKind is the kind of a change of an entry.
 type ChangeKind uint8
 
 const (
-	Stored  ChangeKind = 1 // all its pieces are there
-	Evicted ChangeKind = 2 // it cannot be loaded any more
+	Stored  ChangeKind = 1 // all pieces are present
+	Evicted ChangeKind = 2 // the entry can no longer be loaded
 )
 
 type Change struct {
@@ -23,27 +23,27 @@ type Change struct {
 	Group     uint32
 	Namespace kv.Digest
 	Key       kv.Key
-	Parent    kv.Key // of a Stored entry, kv.Root if it has none or the store does not know it
+	Parent    kv.Key // for Stored: kv.Root if the entry has no parent or the parent is unknown
 }
 
-// ErrLost says that the log does not hold what follows a sequence number any more, or was reset.
+// ErrLost means that the log no longer holds the changes after a sequence number, or that it was reset.
 var ErrLost = errors.New("entries: changes were lost")
 
-// ChangeLog is the bounded log of what becomes resident in a store and what goes. A reader resumes after a sequence number
-// as long as the log still holds what follows; otherwise it starts again from a snapshot. It records nothing, and costs
-// nothing, until Start is called. It is safe for concurrent use.
+// ChangeLog is the bounded log of entries that become resident and of those that leave. A reader can resume after a sequence
+// number as long as the log holds the following changes. Otherwise it must start again from a snapshot. The log records
+// nothing, and costs nothing, until Start is called. It is safe for concurrent use.
 type ChangeLog struct {
 	size int
 	on   atomic.Bool
 
 	mu    sync.Mutex
 	ring  []Change
-	first uint64 // sequence number of the oldest change that is held
+	first uint64 // sequence number of the oldest change in the log
 	next  uint64
 	wake  chan struct{} // closed when a change is added
 }
 
-// NewChangeLog makes a log that holds at most size changes.
+// NewChangeLog returns a log that holds at most size changes.
 func NewChangeLog(size int) *ChangeLog {
 	return &ChangeLog{size: size, first: 1, next: 1, wake: make(chan struct{})}
 }
@@ -51,8 +51,8 @@ func NewChangeLog(size int) *ChangeLog {
 // On reports whether changes are recorded.
 func (l *ChangeLog) On() bool { return l.on.Load() }
 
-// Start begins to record, if the log does not yet, and returns the number of the latest change. Take a snapshot after
-// it, and read the changes that follow the number.
+// Start begins to record unless the log is recording already, and returns the number of the latest change. The caller should
+// then take a snapshot, and read the changes after that number.
 func (l *ChangeLog) Start() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,7 +76,7 @@ func (l *ChangeLog) Add(c Change) {
 	l.notify()
 }
 
-// Reset forgets all changes: every reader has to take a new snapshot.
+// Reset forgets all changes, so that every reader must take a new snapshot.
 func (l *ChangeLog) Reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,8 +90,8 @@ func (l *ChangeLog) notify() {
 	l.wake = make(chan struct{})
 }
 
-// Read appends the changes after a sequence number to dst, as many as fit its capacity. Without any, wake is closed
-// when there is one.
+// Read appends the changes after a sequence number to dst, as many as fit its capacity. If it appends none, the caller can wait
+// for wake, which is closed at the next change.
 func (l *ChangeLog) Read(after uint64, dst []Change) (_ []Change, wake <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,11 +104,10 @@ func (l *ChangeLog) Read(after uint64, dst []Change) (_ []Change, wake <-chan st
 	return dst, l.wake, nil
 }
 
-// SnapshotStep is how many slots Snapshot looks at.
+// SnapshotStep is the number of slots that one call of Snapshot visits.
 const SnapshotStep = 1024
 
-// Snapshot appends the resident entries of some slots. It reports whether there are slots after them. It takes the
-// lock.
+// Snapshot appends the resident entries of some slots, and reports whether there are further slots. It takes the lock.
 func (s *Set) Snapshot(from uint32, batch []Change) (_ []Change, more bool) {
 	s.Lock()
 	defer s.Unlock()
@@ -128,7 +127,7 @@ func (s *Set) change(kind ChangeKind, slot uint32, parent kv.Key) Change {
 	}
 }
 
-// completed counts an entry that has all its pieces.
+// completed counts an entry that has become complete.
 func (s *Set) completed(slot uint32, parent kv.Key) {
 	s.complete++
 	if first := s.cfg.Copies == nil || s.cfg.Copies.add(s.Index.Fingerprint(slot), s); first && s.cfg.Changes.On() {
@@ -136,7 +135,7 @@ func (s *Set) completed(slot uint32, parent kv.Key) {
 	}
 }
 
-// uncompleted counts an entry that had all its pieces and goes.
+// uncompleted counts a complete entry that leaves.
 func (s *Set) uncompleted(slot uint32) {
 	s.complete--
 	if last := s.cfg.Copies == nil || s.cfg.Copies.remove(s.Index.Fingerprint(slot), s); last && s.cfg.Changes.On() {
@@ -144,19 +143,19 @@ func (s *Set) uncompleted(slot uint32) {
 	}
 }
 
-// Copies counts the copies of entries that are complete in several roots, so that readers of changes get an entry
-// once: when its first copy becomes resident, and when its last one goes. An entry that is not counted has one copy at
-// most. Its lock is taken after those of sets.
+// Copies counts the copies of entries that are complete in several roots. Readers of changes thereby see one Stored for the
+// first copy, and one Evicted when the last copy leaves. An entry that is not counted has at most one copy. Its lock is taken
+// after the locks of sets.
 type Copies struct {
 	mu   sync.Mutex
 	of   map[uint64]copies // by fingerprint
-	kept int               // entries with copies in volatile sets and in others
+	kept int               // entries with copies both in volatile sets and in others
 }
 
 type copies struct {
 	complete int
-	volatile int // of these
-	makers   int // that may add a copy
+	volatile int // the part of complete in volatile sets
+	makers   int // puts and moves that may add a copy
 }
 
 func (n copies) kept() int {
@@ -168,7 +167,7 @@ func (n copies) kept() int {
 
 func NewCopies() *Copies { return &Copies{of: map[uint64]copies{}} }
 
-// volatile is how many copies an entry of the set is that are lost at the end.
+// volatile returns 1 if the copies in the set are lost when the host stops, and 0 otherwise.
 func (c *Config) volatile() int {
 	if c.Volatile {
 		return 1
@@ -176,22 +175,22 @@ func (c *Config) volatile() int {
 	return 0
 }
 
-// Kept is how many entries have copies in volatile sets, and in others.
+// Kept returns the number of entries with copies both in volatile sets and in others.
 func (c *Copies) Kept() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.kept
 }
 
-// Several says whether an entry has more than one copy.
+// Several reports whether an entry has more than one copy.
 func (c *Copies) Several(fp uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.of[fp].complete > 1
 }
 
-// Watch counts an entry of a set from now on, until Unwatch and while there are two copies. The caller holds the lock of the set, in
-// which it is complete.
+// Watch begins to count the copies of an entry. They are counted until Unwatch and as long as there are two. The entry must be
+// complete in s, and the lock of s must be held.
 func (c *Copies) Watch(fp uint64, s *Set) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,13 +210,13 @@ func (c *Copies) Unwatch(fp uint64) {
 	c.set(fp, n)
 }
 
-// add counts a copy and says whether it is the first.
+// add counts a copy and reports whether it is the first.
 func (c *Copies) add(fp uint64, s *Set) bool { return c.count(fp, 1, s) == 1 }
 
-// remove counts a copy that goes and says whether it was the last.
+// remove counts a copy that leaves and reports whether it was the last.
 func (c *Copies) remove(fp uint64, s *Set) bool { return c.count(fp, -1, s) == 0 }
 
-// count returns the number of copies afterwards.
+// count changes the number of copies and returns it.
 func (c *Copies) count(fp uint64, diff int, s *Set) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -240,11 +239,11 @@ func (c *Copies) set(fp uint64, n copies) {
 	c.of[fp] = n
 }
 
-// countedStep is how many slots CountCopies looks at while it holds the locks.
+// countedStep is the number of slots that CountCopies visits while it holds the locks.
 const countedStep = 256
 
-// CountCopies finds the entries that are complete in several sets, which share their count: after a scan, or when a
-// root returns to service. It takes the locks of all sets, in their order, a few entries at a time.
+// CountCopies finds the entries that are complete in several sets with the same Copies. It is called after a scan and when a
+// root returns to service. It takes the locks of all sets, in their order, for a few entries at a time.
 func CountCopies(sets []*Set) {
 	largest, most := 0, uint32(0)
 	for i, s := range sets {
@@ -261,7 +260,7 @@ func CountCopies(sets []*Set) {
 	}
 }
 
-// countCopies counts the copies of the entries in some slots, and says whether there are slots after them.
+// countCopies counts the copies of the entries in some slots, and reports whether there are further slots.
 func countCopies(s *Set, sets []*Set, from uint32) (more bool) {
 	for _, o := range sets {
 		o.Lock()

@@ -12,19 +12,19 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Eviction is an entry that is being removed, and its files.
+// Eviction is an entry that is being removed, with the names of its files.
 type Eviction struct {
 	Slot   uint32
 	Class  *catalog.Class
 	Key    kv.Key
 	Pieces uint64
-	Names  []pieceformat.Name // of the pieces that have another name than the built-in one
+	Names  []pieceformat.Name // names of pieces that are not built-in ones
 }
 
-// Name is the path of a rank's file below the root.
+// Name returns the path of a rank's file below the root.
 func (v *Eviction) Name(rank uint32) string { return v.Class.NameOf(v.Names, &v.Key, rank) }
 
-// Ranks are the ranks in a set of pieces.
+// Ranks iterates over the ranks in a set of pieces.
 func Ranks(pieces uint64) iter.Seq[uint32] {
 	return func(yield func(uint32) bool) {
 		for ; pieces != 0; pieces &= pieces - 1 {
@@ -35,8 +35,8 @@ func Ranks(pieces uint64) iter.Seq[uint32] {
 	}
 }
 
-// BeginEvict begins to remove an entry: the policy gets REMOVE and lookups miss. FinishEvict ends it, after the files
-// are unlinked.
+// BeginEvict begins to remove an entry: the policy gets REMOVE and lookups miss. The caller must then unlink the files and call
+// FinishEvict.
 func (s *Set) BeginEvict(slot uint32) Eviction {
 	e := s.Index.At(slot)
 	v := Eviction{
@@ -58,13 +58,14 @@ func (s *Set) BeginEvict(slot uint32) Eviction {
 	f := s.flights[slot]
 	f.unlinking = true
 	s.flights[slot] = f
-	if announced { // else a scan has found it, and the policy does not know it yet
+	if announced { // otherwise a scan has found the entry, and the policy does not know it yet
 		s.Evictor.Tell(abi.OpRemove, slot, s.Index.Fingerprint(slot), 0)
 	}
 	return v
 }
 
-// FinishEvict follows BeginEvict once the entry's files are unlinked. What could not be is booked elsewhere by then.
+// FinishEvict ends an eviction after the files were unlinked. Files that could not be unlinked must be booked elsewhere by
+// then.
 func (s *Set) FinishEvict(v *Eviction) {
 	f := s.flights[v.Slot]
 	f.unlinking = false
@@ -72,13 +73,13 @@ func (s *Set) FinishEvict(v *Eviction) {
 	s.reap(v.Slot)
 }
 
-// Revive takes BeginEvict back: the entry's files could not be unlinked, and it is served as before.
+// Revive undoes BeginEvict because the files could not be unlinked. The entry is served as before.
 func (s *Set) Revive(v *Eviction) {
 	e := s.Index.At(v.Slot)
 	f := s.flights[v.Slot]
 	f.unlinking = false
 	s.flights.set(v.Slot, f)
-	if e.Is(index.Detached) { // it was forgotten since
+	if e.Is(index.Detached) { // forgotten in between
 		s.reap(v.Slot)
 		return
 	}
@@ -94,7 +95,7 @@ func (s *Set) Revive(v *Eviction) {
 	s.reaped.Broadcast()
 }
 
-// Evict removes an entry at once, if a mark still names it: unlink removes its files. It takes the lock, but not while unlink
+// Evict removes an entry if it still matches its mark. unlink removes its files. Evict takes the lock, but not while unlink
 // runs.
 func (s *Set) Evict(m Mark, unlink func(*Eviction)) {
 	s.Lock()
@@ -110,8 +111,8 @@ func (s *Set) Evict(m Mark, unlink func(*Eviction)) {
 	s.Unlock()
 }
 
-// Release takes bytes of an entry that is being removed out of the account, at most so many, because its file is booked
-// elsewhere. It returns how many.
+// Release removes bytes of an entry that is being removed from the account, because the file is booked elsewhere. It removes at
+// most the bytes of the entry, and returns their number.
 func (s *Set) Release(v *Eviction, most int64) int64 {
 	n := min(most, s.Index.Bytes(v.Slot))
 	s.Index.Resize(v.Slot, -n)
@@ -119,7 +120,7 @@ func (s *Set) Release(v *Eviction, most int64) int64 {
 	return n
 }
 
-// Forget takes an entry out of the table at once, whatever happens to its files. Who reads or writes it finds it gone.
+// Forget removes an entry from the table at once, without regard to its files. Running loads and puts find it gone.
 func Forget(s *Set, slot uint32) {
 	e := s.Index.At(slot)
 	if !e.Is(index.Evicting) {
@@ -132,13 +133,13 @@ func Forget(s *Set, slot uint32) {
 		s.Index.Detach(slot)
 		s.reaped.Broadcast()
 	}
-	if !s.flights[slot].unlinking { // else FinishEvict does
+	if !s.flights[slot].unlinking { // otherwise FinishEvict does it
 		s.reap(slot)
 	}
 }
 
-// reap ends an evicted entry as far as possible: it leaves the table when nothing happens to its files any more, and
-// its bytes and slot are free when it has no pin (unlinked files take space while they are open).
+// reap completes the removal of an evicted entry as far as possible. The entry leaves the table when none of its files is being
+// written or unlinked. Its bytes and slot are freed when it has no pin, since unlinked files use space while they are open.
 func (s *Set) reap(slot uint32) {
 	e := s.Index.At(slot)
 	if !e.Is(index.Evicting) {
@@ -162,7 +163,7 @@ func (s *Set) reap(slot uint32) {
 // WakeJoiners wakes the puts that wait in Join for an entry to leave the table.
 func (s *Set) WakeJoiners() { s.reaped.Broadcast() }
 
-// Unpin gives a pin of an entry back.
+// Unpin ends a pin of an entry.
 func (s *Set) Unpin(m Mark) { s.UnpinAt(m.Slot, m.Fingerprint, s.cfg.Clock()) }
 
 // UnpinAt is Unpin with the time given.
@@ -175,7 +176,7 @@ func (s *Set) UnpinAt(slot uint32, fp, now uint64) {
 		s.reap(slot)
 		return
 	}
-	if e.Is(index.Announced) { // else it leaves, and was lent to who was offered it
+	if e.Is(index.Announced) { // otherwise the entry leaves, and the pin was for a host that it was offered to
 		s.Evictor.Post(abi.OpUnpin, slot, e, fp, &evictor.Cause{Tenant: s.TenantOf(slot), Time: now})
 	}
 }

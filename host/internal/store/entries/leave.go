@@ -10,38 +10,39 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/index"
 )
 
-// An entry can be copied to another level while it is served. One that is to leave its root is named by the evict
-// policy ahead of need: the policy forgets it, and it waits, still served, until its bytes are needed or a lookup finds
-// it again, in which case it stays and the policy gets it anew. So a put that needs room waits for no copy:
-// what has its copy goes first, and then what was hit least.
+// An entry can be copied to another level while it is served. The evict policy names entries that should leave their root ahead
+// of need. The policy forgets such an entry, and the entry waits, still served, until its bytes are needed. If a lookup finds
+// it before that, it stays, and the policy is told about it again. A put that needs room therefore never waits for a copy:
+// entries that have their copy go first, and then the entries with the fewest hits.
 
-// Move is an entry that is copied, or waits for that.
+// Move is an entry that is being copied or waits for its copy.
 type Move struct {
 	Mark
-	// Changed is called when the move is worth more than before, or not wanted any more, with the lock of the set; may be nil.
+	// Changed is called with the lock of the set held when the value of the move has risen, or when the move is no longer
+	// wanted. It may be nil.
 	Changed func()
 
 	gone    atomic.Bool
-	ended   atomic.Bool   // whoever asked for it does not want it any more
-	leaving atomic.Bool   // leaves, without the lock
-	hits    atomic.Uint32 // of the entry
-	leaves  bool          // it is to go, and the policy does not know it any more
-	through bool          // it is copied whether it leaves or not
-	settled bool          // of one that leaves: nothing more is done with it before it goes
-	pins    uint8         // that its copy has, while it is being made
+	ended   atomic.Bool   // the requester no longer wants the copy
+	leaving atomic.Bool   // copy of leaves that is read without the lock
+	hits    atomic.Uint32 // hits of the entry
+	leaves  bool          // the entry leaves, and the policy no longer knows it
+	through bool          // the entry is copied whether it leaves or not
+	settled bool          // for an entry that leaves: nothing more is done before it goes
+	pins    uint8         // pins of the running copy
 	bytes   int64
 }
 
-// Gone says that the entry is not there any more: no copy is wanted. It needs no lock.
+// Gone reports whether the entry has been removed, so that no copy is wanted. It needs no lock.
 func (m *Move) Gone() bool { return m.gone.Load() }
 
-// Cancel says that whoever asked for the copy does not want it any more. It needs no lock.
+// Cancel records that the requester no longer wants the copy. It needs no lock.
 func (m *Move) Cancel() { m.ended.Store(true) }
 
-// Cancelled says that the copy is not wanted. It needs no lock.
+// Cancelled reports whether the copy is not wanted. It needs no lock.
 func (m *Move) Cancelled() bool { return m.ended.Load() || m.Gone() }
 
-// Worth is the hits of the entry, and whether it is about to go. It needs no lock.
+// Worth returns the hits of the entry and whether it is about to leave. It needs no lock.
 func (m *Move) Worth() (hits uint32, leaves bool) { return m.hits.Load(), m.leaving.Load() }
 
 func (m *Move) changed() {
@@ -50,18 +51,18 @@ func (m *Move) changed() {
 	}
 }
 
-// Moves are those of a set's entries. The set's lock guards them.
+// Moves holds the moves of a set's entries. It is guarded by the set's lock.
 type Moves struct {
 	*Set
 	of      map[uint32]*Move // by slot
-	leaving []*Move          // in the policy's order; those that stay after all are still in it
-	bytes   int64            // of those that leave
-	leavers int              // how many leave
-	settled int              // how many of them
+	leaving []*Move          // in the policy's order; may contain moves of entries that stay after all
+	bytes   int64            // bytes of the entries that leave
+	leavers int              // number of entries that leave
+	settled int              // number of settled ones among them
 }
 
-// Leave makes an entry one that leaves, which the policy has named. It returns a move that is to be made. There is none where
-// the entry waits for its copy already, or cannot leave now, as while it is copied nearer.
+// Leave makes an entry leave that the policy has named. It returns a move that must be offered. It returns nil if the entry
+// already waits for its copy, or if it cannot leave now, for example while it is copied nearer.
 func (s *Moves) Leave(slot uint32) *Move {
 	e, m := s.Index.At(slot), s.of[slot]
 	if e.Is(index.Evicting) || e.Pins() != 0 || s.Busy(slot) || m != nil && (m.leaves || !m.through) {
@@ -90,7 +91,7 @@ func (s *Moves) Leave(slot uint32) *Move {
 	return m
 }
 
-// Through makes an entry one that is copied to the next level whether it leaves or not, as Copy does.
+// Through starts a move to the next level that continues whether the entry leaves or not. It is otherwise like Copy.
 func (s *Moves) Through(slot uint32) *Move {
 	m := s.Copy(slot)
 	if m != nil {
@@ -99,7 +100,7 @@ func (s *Moves) Through(slot uint32) *Move {
 	return m
 }
 
-// Copy makes an entry one that is copied and stays. It returns nil when it is being copied already, or is not whole.
+// Copy starts a move of an entry that stays. It returns nil if the entry is being moved already or is not complete.
 func (s *Moves) Copy(slot uint32) *Move {
 	e := s.Index.At(slot)
 	if e.Any(index.Moving|index.Evicting) || !e.Is(index.Complete) {
@@ -108,13 +109,13 @@ func (s *Moves) Copy(slot uint32) *Move {
 	return s.begin(slot)
 }
 
-// Take is Copy for one that copies at once: a copy that only waits is not wanted any more.
+// Take is Copy for a caller that copies the entry at once. It cancels a copy that only waits.
 func (s *Moves) Take(slot uint32) *Move {
 	s.Forgo(slot)
 	return s.Copy(slot)
 }
 
-// Forgo cancels a copy nearer that has not begun.
+// Forgo cancels a copy to a nearer level that has not begun.
 func (s *Moves) Forgo(slot uint32) {
 	if m := s.of[slot]; m != nil && m.pins == 0 && !m.leaves && !m.through {
 		s.forget(m)
@@ -134,8 +135,8 @@ func (s *Moves) begin(slot uint32) *Move {
 	return m
 }
 
-// BeginCopy pins a move's entry for its copy. It says false when the entry has gone, was asked for again before its
-// copy began, or is not whole.
+// BeginCopy pins the entry of a move for the copy. It returns false if the entry is gone, was requested again before its copy
+// began, or is not complete.
 func (s *Moves) BeginCopy(m *Move) bool {
 	if s.of[m.Slot] != m || m.gone.Load() || m.pins > 0 || s.Busy(m.Slot) ||
 		!s.Index.At(m.Slot).Is(index.Complete) {
@@ -150,7 +151,7 @@ func (s *Moves) BeginCopy(m *Move) bool {
 	return true
 }
 
-// EndCopy ends a move, after BeginCopy or without. An entry that leaves can go now.
+// EndCopy ends a move, whether or not BeginCopy was called. An entry that leaves can go now.
 func (s *Moves) EndCopy(m *Move) {
 	if m.leaves && !m.gone.Load() {
 		m.settled = true
@@ -161,20 +162,20 @@ func (s *Moves) EndCopy(m *Move) {
 	s.PauseCopy(m)
 }
 
-// PauseCopy takes BeginCopy back: the move goes on.
+// PauseCopy undoes BeginCopy. The move continues.
 func (s *Moves) PauseCopy(m *Move) {
 	was := m.pins
 	m.pins = 0
 	switch {
 	case was == 0:
 	case m.leaves && !s.Index.At(m.Slot).Is(index.Evicting):
-		s.Index.Unpin(m.Slot) // the policy knows of no pin
+		s.Index.Unpin(m.Slot) // the policy does not know about this pin
 	default:
 		s.Unpin(m.Mark)
 	}
 }
 
-// stay keeps an entry that is being copied, or left, because it is wanted.
+// stay keeps an entry that was about to leave, because it is wanted.
 func (s *Moves) stay(slot uint32) {
 	m := s.of[slot]
 	if m == nil || !m.leaves {
@@ -198,7 +199,7 @@ func (s *Moves) stay(slot uint32) {
 	}
 }
 
-// forget lets go of a move's entry, unless another move has it.
+// forget removes a move from its entry, unless the entry has another move.
 func (s *Moves) forget(m *Move) {
 	if s.of[m.Slot] == m {
 		delete(s.of, m.Slot)
@@ -217,7 +218,7 @@ func (s *Moves) goes(slot uint32) {
 	m.changed()
 }
 
-// stop takes a move that leaves out of the account.
+// stop removes a move from the sums of the moves that leave.
 func (s *Moves) stop(m *Move) {
 	s.bytes -= m.bytes
 	s.leavers--
@@ -226,7 +227,7 @@ func (s *Moves) stop(m *Move) {
 	}
 }
 
-// KeepAll keeps what was to leave.
+// KeepAll keeps all entries that were about to leave.
 func (s *Moves) KeepAll() {
 	for _, m := range s.leaving {
 		if s.of[m.Slot] == m {
@@ -236,10 +237,10 @@ func (s *Moves) KeepAll() {
 	s.leaving = nil
 }
 
-// Leaving is the bytes of entries that leave.
+// Leaving returns the bytes of entries that leave.
 func (s *Moves) Leaving() int64 { return s.bytes }
 
-// LeavingOf is the bytes of a tenant's entries that leave.
+// LeavingOf returns the bytes of a tenant's entries that leave.
 func (s *Moves) LeavingOf(tenant uint32) (bytes int64) {
 	for _, m := range s.leaving {
 		if s.leaves(m) && s.TenantOf(m.Slot) == tenant {
@@ -249,9 +250,9 @@ func (s *Moves) LeavingOf(tenant uint32) (bytes int64) {
 	return bytes
 }
 
-// NextLeaving is the entry that goes first among those that leave, or None; only of the tenant, if one is named. First is what
-// is settled, then what has fewest hits, but nothing with so many hits as spares says, unless that is 0, and nothing that is being
-// read.
+// NextLeaving returns the entry that should go first among those that leave, or None. If tenant is not None, it considers only
+// entries of the tenant. Settled entries go first, then those with the fewest hits. Entries that are being read stay. If spares
+// is not 0, unsettled entries with at least spares hits stay as well.
 func (s *Moves) NextLeaving(tenant, spares uint32) (slot uint32, settled bool) {
 	for len(s.leaving) > 0 && !s.leaves(s.leaving[0]) {
 		s.leaving = s.leaving[1:]
@@ -304,9 +305,10 @@ func (s *Moves) check() error {
 	return nil
 }
 
-// Granted follows the grant of an entry to a lookup, before its pin; first says that its request has not asked before.
+// Granted records that a lookup is granted an entry, before the pin. first reports whether its request was not granted the
+// entry before.
 func (s *Moves) Granted(slot uint32, e *index.Entry, first bool) {
-	if s.Hits.of != nil { // there are levels: nothing moves without them
+	if s.Hits.of != nil { // there are levels; otherwise nothing moves
 		s.granted(slot, e, first)
 	}
 }
@@ -324,18 +326,18 @@ func (s *Moves) granted(slot uint32, e *index.Entry, first bool) {
 	}
 }
 
-// Hits counts, by slot, how many lookups have granted an entry since it became resident, 254 at most. A request that
-// asks again counts once. The counts are not kept over a restart. The set's lock guards them.
+// Hits counts by slot the lookups that were granted an entry since it became resident, at most 254. Repeated lookups of a
+// request count once. The counts are lost at a restart. It is guarded by the set's lock.
 type Hits struct {
-	of []uint8 // nil: nothing is counted; else the count, or taken
+	of []uint8 // hits or taken, by slot; nil if hits are not counted
 }
 
-// taken is what another host had offered, before its first hit.
+// taken marks an entry that came from an offer of another host and had no hit yet.
 const taken = 255
 
 func (h *Hits) Start() { h.of = []uint8{} }
 
-// Of is the hits of the entry in a slot.
+// Of returns the hits of the entry in a slot.
 func (h *Hits) Of(slot uint32) uint32 {
 	if int(slot) < len(h.of) && h.of[slot] != taken {
 		return uint32(h.of[slot])
@@ -343,17 +345,17 @@ func (h *Hits) Of(slot uint32) uint32 {
 	return 0
 }
 
-// Taken says whether another host had offered the entry in a slot, and no lookup has granted it since. This is not kept over a restart
-// either: then it may be offered once more.
+// Taken reports whether the entry in a slot came from an offer of another host and no lookup was granted it since. This is also
+// lost at a restart, after which the entry may be offered once more.
 func (h *Hits) Taken(slot uint32) bool { return int(slot) < len(h.of) && h.of[slot] == taken }
 
-// Take says that another host had offered the entry in a slot.
+// Take marks the entry in a slot as coming from an offer of another host.
 func (h *Hits) Take(slot, slots uint32) {
 	h.grow(slot, slots)
 	h.of[slot] = taken
 }
 
-// add counts a hit. There are so many slots.
+// add counts a hit. slots is the number of slots.
 func (h *Hits) add(slot, slots uint32) {
 	if h.of == nil {
 		return
@@ -374,20 +376,20 @@ func (h *Hits) grow(slot, slots uint32) {
 	}
 }
 
-// forget ends the count of the entry that was in a slot before.
+// forget resets the count of a slot for a new entry.
 func (h *Hits) forget(slot uint32) {
 	if int(slot) < len(h.of) {
 		h.of[slot] = 0
 	}
 }
 
-// Prefetched are the entries that were copied here because a lookup asked for that, and were not loaded since. The set's
-// lock guards them, but not the counts.
+// Prefetched holds the entries that were copied here at the request of a lookup and not loaded since. It is guarded by the
+// set's lock, except for the counters.
 type Prefetched struct {
 	of map[uint32]struct{} // by slot
 
 	Used   atomic.Uint64 // copies that were loaded afterwards
-	Wasted atomic.Uint64 // copies that went without
+	Wasted atomic.Uint64 // copies that were removed without a load
 }
 
 func (p *Prefetched) Add(slot uint32) {
@@ -397,10 +399,10 @@ func (p *Prefetched) Add(slot uint32) {
 	p.of[slot] = struct{}{}
 }
 
-// loaded says that an entry is loaded.
+// loaded records that an entry is being loaded.
 func (p *Prefetched) loaded(slot uint32) { p.end(slot, &p.Used) }
 
-// goes says that an entry is removed.
+// goes records that an entry is being removed.
 func (p *Prefetched) goes(slot uint32) { p.end(slot, &p.Wasted) }
 
 func (p *Prefetched) end(slot uint32, n *atomic.Uint64) {

@@ -10,10 +10,10 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// While a root is scanned its entries are served: lookups find what the scan has seen and what was stored since. The
-// evict policy is told nothing until the scan ends.
+// The entries of a root are served while it is scanned: lookups find the entries that the scan has seen and those stored since.
+// The evict policy is told nothing until the scan ends.
 
-// firstLive is the clock's start during a scan: what the scan finds gets older ticks.
+// firstLive is the start of the clock during a scan. Entries that the scan finds get earlier ticks.
 const firstLive = 1 << 30
 
 // BeginScan prepares the set for a scan.
@@ -23,26 +23,26 @@ func (s *Set) BeginScan() {
 	s.Index.AdvanceClock(firstLive)
 }
 
-// EndScan follows the scan: its order of last touch is known.
+// EndScan ends the scan. The order of last touch must be set.
 func (s *Set) EndScan() { s.scanning, s.removed = false, nil }
 
-// Scanning says whether a scan is under way.
+// Scanning reports whether a scan is running.
 func (s *Set) Scanning() bool { return s.scanning }
 
-// IsScanning is Scanning, and takes the lock.
+// IsScanning is Scanning for callers without the lock, which it takes.
 func (s *Set) IsScanning() bool {
 	s.Lock()
 	defer s.Unlock()
 	return s.scanning
 }
 
-// Scan is what one scan has found. It belongs to its set's lock.
+// Scan holds the results of one scan. It is guarded by the lock of its set.
 type Scan struct {
 	set      *Set
-	stamps   []int64 // by slot: the newest store time of its pieces
-	late     bool    // the order is known: what is found is the newest
+	stamps   []int64 // newest store time of an entry's pieces, by slot
+	late     bool    // the order of touches is known, and found entries are the newest
 	over     bool
-	orphaned int64 // bytes of files that could not be read, or have no place in the index
+	orphaned int64 // bytes of files that could not be read or have no place in the index
 	unsure   []MarkedPiece
 }
 
@@ -52,18 +52,18 @@ type MarkedPiece struct {
 	Rank uint32
 }
 
-// NewScan begins the record of a scan, or of what is found after the scan.
+// NewScan returns the record of a scan, or of files that are found after the scan.
 func NewScan(s *Set, late bool) *Scan { return &Scan{set: s, late: late} }
 
-// Twice is a file that was met of a piece that its entry has already. Other is empty unless the entry has it in another
-// file, by its path below the root.
+// Twice reports that a file was found for a piece that its entry already has. Other is the path of the entry's file below the
+// root, if it is a different one, and empty otherwise.
 type Twice struct {
 	Mark
 	Other string
 }
 
-// Add enters a piece under a name, which is empty for the built-in one. The entry's size is what its pieces take, and what
-// the missing ones that any of them names will. It takes the lock.
+// Add enters a piece with a name, which is empty for the built-in one. The size of the entry is the sum of its pieces and of
+// the missing pieces that their headers name. It takes the lock.
 func (c *Scan) Add(cl *catalog.Class, h *pieceformat.Header, name string, allocated int64) Twice {
 	tenant := c.set.cfg.Catalog.Tenants.Number(h.Tenant)
 	c.set.Lock()
@@ -71,24 +71,24 @@ func (c *Scan) Add(cl *catalog.Class, h *pieceformat.Header, name string, alloca
 	return c.AddOf(tenant, cl, h, name, allocated)
 }
 
-// AddOf is Add for a tenant by its number, with the lock held.
+// AddOf is Add with a tenant's number. The lock must be held.
 func (c *Scan) AddOf(
 	tenant uint16, cl *catalog.Class, h *pieceformat.Header, name string, allocated int64,
 ) (found Twice) {
 	s := c.set
 	fp := kv.Fingerprint(h.Namespace, h.Group, h.Key)
 	if c.over {
-		return found // the scan has ended, and seen everything
+		return found // the scan has ended and has seen everything
 	}
 	slot := s.Index.Find(fp, cl.Base, &h.Key)
 	if slot != index.None && s.Index.At(slot).Is(index.Evicting) {
-		return found // it goes
+		return found // being removed
 	}
 	if slot == index.None {
 		parent := kv.Fingerprint(h.Namespace, h.Group, h.Parent)
 		slot = s.Index.Add(fp, index.Owner{Class: cl.ID, Tenant: tenant}, &h.Key, parent, h.Depth)
 		if slot == index.None {
-			c.orphaned += allocated // more entries than slots: the bytes are there all the same
+			c.orphaned += allocated // more entries than slots: the bytes are in use all the same
 			return found
 		}
 		cl.Ref()
@@ -102,7 +102,7 @@ func (c *Scan) AddOf(
 		}
 		return found
 	}
-	fresh := h.Pieces &^ s.Index.Reserved(slot) // h.Rank is among h.Pieces
+	fresh := h.Pieces &^ s.Index.Reserved(slot) // includes h.Rank
 	s.Index.ReservePieces(slot, fresh)
 	diff := (int64(bits.OnesCount64(fresh)-1)*h.MostBytes() + allocated) / pieceformat.Page
 	s.Index.Resize(slot, diff*pieceformat.Page)
@@ -119,21 +119,22 @@ func (c *Scan) AddOf(
 	s.expire(slot, cl, h.StoreTime)
 	s.Count.Recovered++
 	if _, ok := s.removed[fp]; ok {
-		// An entry of this key was dropped after the scan began, and this file may have gone with it.
+		// An entry with this key was removed after the scan began, and this file may have been removed with it.
 		c.unsure = append(c.unsure, MarkedPiece{Mark{slot, fp}, h.Rank})
 	}
 	return found
 }
 
-// AddListed enters an entry all pieces of which are there, given their sizes by rank, negative for none, and what their names say.
-// Its bytes are billed to no tenant. It is false for one that is there, but by other files. It takes the lock.
+// AddListed enters an entry that has all of its pieces, from the information in their names. sizes holds their sizes by rank,
+// negative for none. The bytes are billed to no tenant. It returns false if the entry exists with other files. It takes the
+// lock.
 func (c *Scan) AddListed(cl *catalog.Class, h *pieceformat.Header, sizes []int64) bool {
 	s := c.set
 	tenant := s.cfg.Catalog.Tenants.Number(catalog.UnknownTenant)
 	s.Lock()
 	defer s.Unlock()
 	fp := kv.Fingerprint(h.Namespace, h.Group, h.Key)
-	if slot := s.Index.Find(fp, cl.Base, &h.Key); slot != index.None { // as in a scan that is begun again
+	if slot := s.Index.Find(fp, cl.Base, &h.Key); slot != index.None { // as in a scan that is repeated
 		known := s.Index.Pieces(slot)&h.Pieces == h.Pieces && !s.Index.At(slot).Is(index.Named)
 		if known {
 			c.stamp(slot, h.StoreTime)
@@ -152,7 +153,7 @@ func (c *Scan) AddListed(cl *catalog.Class, h *pieceformat.Header, sizes []int64
 	return true
 }
 
-// Describe completes an entry that was entered by AddListed, by the head of one of its pieces. It takes the lock.
+// Describe completes an entry from AddListed with the header of one of its pieces. It takes the lock.
 func (s *Set) Describe(m Mark, h *pieceformat.Header) {
 	tenant := s.cfg.Catalog.Tenants.Number(h.Tenant)
 	s.Lock()
@@ -171,7 +172,7 @@ func (s *Set) Describe(m Mark, h *pieceformat.Header) {
 	s.Evictor.Describe(m.Slot, m.Fingerprint)
 }
 
-// stamp notes when a piece of an entry was stored.
+// stamp records the store time of a piece.
 func (c *Scan) stamp(slot uint32, at int64) {
 	if c.late {
 		return
@@ -182,11 +183,11 @@ func (c *Scan) stamp(slot uint32, at int64) {
 	c.stamps[slot] = max(c.stamps[slot], at)
 }
 
-// AddFile enters another file of a piece that is there: its bytes are the entry's, and it goes with the entry. The lock is
+// AddFile adds another file of a present piece to its entry. The file is removed together with the entry. The lock must be
 // held.
 func (s *Set) AddFile(of Twice, rank uint32, path string, allocated int64) {
 	if _, named := pieceformat.NameOf(s.Index.NamesOf(of.Slot), rank); !named {
-		s.Index.AddName(of.Slot, pieceformat.Name{Rank: rank, Path: of.Other}) // the first is the one to read
+		s.Index.AddName(of.Slot, pieceformat.Name{Rank: rank, Path: of.Other}) // the first file is the one to read
 	}
 	if s.Index.AddName(of.Slot, pieceformat.Name{Rank: rank, Path: path}) {
 		s.Index.Resize(of.Slot, allocated)
@@ -194,17 +195,17 @@ func (s *Set) AddFile(of Twice, rank uint32, path string, allocated int64) {
 	}
 }
 
-// Overlook notes bytes of a file that the scan could make nothing of. It takes the lock.
+// Overlook records bytes of a file that the scan could not use. It takes the lock.
 func (c *Scan) Overlook(bytes int64) {
 	c.set.Lock()
 	defer c.set.Unlock()
 	c.orphaned += bytes
 }
 
-// Orphaned is the bytes of files that could not be read, or have no place in the index.
+// Orphaned returns the bytes of files that could not be read or have no place in the index.
 func (c *Scan) Orphaned() int64 { return c.orphaned }
 
-// Stored is when the newest piece of an entry was stored, 0 when the scan has not seen it.
+// Stored returns the store time of an entry's newest piece. It is 0 if the scan has not seen the entry.
 func (c *Scan) Stored(slot uint32) int64 {
 	if int(slot) < len(c.stamps) {
 		return c.stamps[slot]
@@ -212,8 +213,8 @@ func (c *Scan) Stored(slot uint32) int64 {
 	return 0
 }
 
-// Close ends the record: what is added later is ignored. It returns pieces with files that may have gone with an entry that
-// was removed during the scan. It takes the lock.
+// Close ends the record: later additions are ignored. It returns the pieces with files that may have been removed together with
+// an entry during the scan. It takes the lock.
 func (c *Scan) Close() (unsure []MarkedPiece) {
 	c.set.Lock()
 	defer c.set.Unlock()
@@ -221,7 +222,7 @@ func (c *Scan) Close() (unsure []MarkedPiece) {
 	return c.unsure
 }
 
-// Restore replaces an empty index by that of a checkpoint, with the evict policy's state.
+// Restore replaces the empty index by the index of a checkpoint.
 func (s *Set) Restore(x *index.Index) {
 	s.Index = x
 	s.Evictor.SetIndex(x)
@@ -233,5 +234,5 @@ func (s *Set) Restore(x *index.Index) {
 		}
 		s.Count.Recovered += uint64(bits.OnesCount64(x.Pieces(slot)))
 	})
-	s.cfg.Changes.Reset() // a root that is opened late brings entries that are in no change
+	s.cfg.Changes.Reset() // a root that is opened late adds entries without changes
 }

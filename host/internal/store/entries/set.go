@@ -20,13 +20,13 @@ type Config struct {
 	Account    *capacity.Account
 	Catalog    *catalog.Catalog
 	Changes    *ChangeLog
-	Copies     *Copies // of all roots; nil: there is only one
-	Volatile   bool    // what it holds is lost at the end
+	Copies     *Copies // shared by all roots; nil if there is only one
+	Volatile   bool    // the entries are lost when the host stops
 	Now        func() time.Time
-	Clock      func() uint64 // the time of events
+	Clock      func() uint64 // returns the time for events
 }
 
-// Set is the entries of one root.
+// Set holds the entries of one root.
 type Set struct {
 	sync.Mutex
 	Index   *index.Index
@@ -35,17 +35,17 @@ type Set struct {
 	Count   Counters
 	Moves   Moves
 	Hits    Hits
-	// Prefetched are the copies that came here because a lookup asked for them.
+	// Prefetched are the copies that were made here at the request of a lookup.
 	Prefetched Prefetched
-	// Touched receives the fingerprints of entries that lookups touch; may be nil.
+	// Touched receives the fingerprints of entries that lookups touch. It may be nil.
 	Touched func(fp uint64)
 
 	cfg      Config
-	reaped   sync.Cond // an evicted entry is out of the table, or its slot is free
+	reaped   sync.Cond // signalled when an evicted entry has left the table or its slot is free
 	flights  flights
-	complete int64 // entries with all their pieces
+	complete int64 // number of complete entries
 	scanning bool
-	// removed are the fingerprints of entries that were removed while the scan ran.
+	// removed holds the fingerprints of entries that were removed during the running scan.
 	removed map[uint64]struct{}
 }
 
@@ -53,26 +53,26 @@ type Set struct {
 type Counters struct {
 	Published   uint64 // pieces
 	Aborted     uint64 // pieces
-	Recycled    uint64 // files of victims that became the temporaries of puts
-	Expired     uint64 // entries removed because their time was over
+	Recycled    uint64 // files of victims that became temporaries of puts
+	Expired     uint64 // entries removed after their expiry
 	Discarded   uint64 // entries that clients discarded
-	OverBudget  uint64 // puts refused for the daily write budget
+	OverBudget  uint64 // puts refused because of the daily write budget
 	Evictions   uint64 // entries
-	Sheds       uint64 // puts that found no space
-	Damaged     uint64 // entries dropped because a file was not what it should be
+	Sheds       uint64 // puts that found no room
+	Damaged     uint64 // entries dropped because of a bad file
 	Vanished    uint64 // files removed by another program
-	PlaceFaults uint64 // names that the file of another key held
+	PlaceFaults uint64 // names that a place policy gave and that could not be used
 	Recovered   uint64 // pieces found at the start
 }
 
-// flight is what happens to an entry's files now.
+// flight is the activity on the files of an entry.
 type flight struct {
 	ranks     uint64 // pieces that are being written
-	copies    uint64 // those of them that are copied from another level
-	unlinking bool   // its files are being unlinked
+	copies    uint64 // the part of ranks that is copied from another level
+	unlinking bool   // files are being unlinked
 }
 
-// with is the flight with another piece that is being written.
+// with returns the flight with one more piece that is being written.
 func (f flight) with(rank uint32, copied bool) flight {
 	f.ranks |= 1 << rank
 	if copied {
@@ -81,7 +81,7 @@ func (f flight) with(rank uint32, copied bool) flight {
 	return f
 }
 
-// flights are by the entries' slots.
+// flights holds the activities by the slot of the entry.
 type flights map[uint32]flight
 
 func (f flights) set(slot uint32, to flight) {
@@ -92,27 +92,27 @@ func (f flights) set(slot uint32, to flight) {
 	f[slot] = to
 }
 
-// Mark names an entry so that a later one in the same slot is told apart.
+// Mark identifies an entry. It does not match a later entry in the same slot.
 type Mark struct {
 	Slot        uint32
 	Fingerprint uint64
 }
 
-// Init makes an empty set. [Set.StartEvictor] completes it.
+// Init initializes an empty set. [Set.StartEvictor] must follow.
 func (s *Set) Init(cfg Config) {
 	s.cfg, s.Account, s.flights = cfg, cfg.Account, flights{}
 	s.Index = index.New(cfg.MaxEntries, cfg.Catalog.Fingerprint, cfg.Catalog.Base)
 	s.reaped.L, s.Moves.Set = &s.Mutex, s
 }
 
-// StartEvictor starts the evict policy. What the evictor has from the set need not be given.
+// StartEvictor starts the evict policy. It fills in the fields of cfg that come from the set.
 func (s *Set) StartEvictor(ctx context.Context, cfg evictor.Config) (err error) {
 	cfg.Index, cfg.Lock, cfg.Host, cfg.Size.Slots = s.Index, &s.Mutex, evictorHost{s}, s.cfg.MaxEntries
 	s.Evictor, err = evictor.New(ctx, cfg)
 	return err
 }
 
-// evictorHost is what the evictor needs of its set.
+// evictorHost is the interface of the evictor to its set.
 type evictorHost struct{ *Set }
 
 func (h evictorHost) Tenant(number uint16) uint32 { return h.cfg.Catalog.Tenants.Tenant(number) }
@@ -134,7 +134,7 @@ func (s *Set) TenantOf(slot uint32) uint32 {
 	return s.cfg.Catalog.Tenants.Tenant(s.Index.Owner(slot).Tenant)
 }
 
-// Stands says whether a mark still names a live entry.
+// Stands reports whether a mark still matches a live entry.
 func (s *Set) Stands(m Mark) bool {
 	if m.Slot >= s.Index.High() {
 		return false
@@ -143,13 +143,13 @@ func (s *Set) Stands(m Mark) bool {
 	return e.Is(index.Live) && !e.Is(index.Evicting) && s.Index.Fingerprint(m.Slot) == m.Fingerprint
 }
 
-// Busy says whether pieces of an entry are being written or unlinked.
+// Busy reports whether pieces of an entry are being written or unlinked.
 func (s *Set) Busy(slot uint32) bool {
 	_, busy := s.flights[slot]
 	return busy
 }
 
-// Unused says whether nothing has an entry but copies from or to another level, which end without it.
+// Unused reports whether an entry is used by nothing except copies from or to another level, which end if it is removed.
 func (s *Set) Unused(slot uint32) bool {
 	e, copies := s.Index.At(slot), uint8(bits.OnesCount64(s.flights[slot].copies))
 	if m := s.Moves.of[slot]; m != nil {
@@ -158,34 +158,34 @@ func (s *Set) Unused(slot uint32) bool {
 	return e.Is(index.Live) && !e.Any(index.Evicting|index.Detached) && e.Pins() == copies
 }
 
-// InFlight is how many entries have pieces that are being written or unlinked.
+// InFlight returns the number of entries with pieces that are being written or unlinked.
 func (s *Set) InFlight() int { return len(s.flights) }
 
-// Complete is how many entries have all their pieces.
+// Complete returns the number of complete entries.
 func (s *Set) Complete() int64 { return s.complete }
 
-// Reach is how many entries there can be at most, after [Raise]. It takes the lock.
+// Reach returns the most entries that [Raise] can allow. It takes the lock.
 func Reach(s *Set) uint32 {
 	s.Lock()
 	defer s.Unlock()
 	return s.Index.Reach()
 }
 
-// Raise lets there be more entries. It takes the lock.
+// Raise raises the most entries that the set may have. It takes the lock.
 func Raise(s *Set, most uint32) {
 	s.Lock()
 	defer s.Unlock()
 	s.Index.Raise(most)
 }
 
-// Policy is what decides here, or did until it failed. It takes the lock.
+// Policy returns the evict policy in use, or the one that failed and is being restarted. It takes the lock.
 func (s *Set) Policy() *evictor.Policy {
 	s.Lock()
 	defer s.Unlock()
 	return s.Evictor.Active()
 }
 
-// Writing is the bytes reserved by pieces that are being written.
+// Writing returns the bytes that are reserved by pieces being written.
 func (s *Set) Writing() (bytes int64) {
 	for slot, f := range s.flights {
 		bytes += int64(bits.OnesCount64(f.ranks)) * s.ClassOf(slot).FileBytes()
@@ -193,7 +193,7 @@ func (s *Set) Writing() (bytes int64) {
 	return bytes
 }
 
-// Unwritten is the bytes reserved for pieces that are not there, whether they are being written or not.
+// Unwritten returns the bytes that are reserved for missing pieces, whether they are being written or not.
 func (s *Set) Unwritten() (bytes int64) {
 	for class, n := range s.Index.MissingByClass() {
 		bytes += n * s.cfg.Catalog.Class(class).FileBytes()
@@ -201,22 +201,22 @@ func (s *Set) Unwritten() (bytes int64) {
 	return bytes
 }
 
-// ErrResident says that a piece is there already, or is being written by another put.
+// ErrResident means that a piece exists or is being written by another put.
 var ErrResident = errors.New("store: piece is resident")
 
-// Has says whether there is an entry in a state that is not being removed.
+// Has reports whether there is an entry in a state that is not being removed.
 func (s *Set) Has(fp uint64, state uint8) bool {
 	slot := s.Index.FindFingerprint(fp)
 	return slot != index.None && s.Index.At(slot).Is(state) && !s.Index.At(slot).Is(index.Evicting)
 }
 
-// Continued says whether an entry has the one of a fingerprint as its parent.
+// Continued reports whether an entry has the entry with this fingerprint as its parent.
 func (s *Set) Continued(fp uint64) (continued bool) {
 	s.Index.Children(fp, func(uint32) { continued = true })
 	return continued
 }
 
-// Part is an entry that is not complete, that no put adds to and that can be evicted. It takes the lock.
+// Part returns an incomplete entry to which no put is adding and that can be evicted. It takes the lock.
 func (s *Set) Part(fp uint64) (m Mark, ok bool) {
 	s.Lock()
 	defer s.Unlock()
@@ -225,7 +225,7 @@ func (s *Set) Part(fp uint64) (m Mark, ok bool) {
 	return Mark{slot, fp}, ok
 }
 
-// Marks are all entries that are not being removed. It takes the lock.
+// Marks returns all entries that are not being removed. It takes the lock.
 func (s *Set) Marks() (list []Mark) {
 	s.Lock()
 	defer s.Unlock()
@@ -237,15 +237,15 @@ func (s *Set) Marks() (list []Mark) {
 	return list
 }
 
-// Pinned is a piece of an entry that has a pin for it.
+// Pinned is a piece with a pin on its entry.
 type Pinned struct {
 	Class *catalog.Class
 	Key   kv.Key
-	Name  string // empty: the built-in one
+	Name  string // empty for the built-in name
 }
 
-// PinPiece pins an entry that has another pin, for one of its pieces, which is loaded, or copied by a move. There is none
-// where the entry is being removed, or has not got the piece: then Key alone is set. It takes the lock.
+// PinPiece adds a pin to a pinned entry, for loading one of its pieces or for copying it by the move m. It returns false if the
+// entry is being removed or does not have the piece. Only p.Key is set then. It takes the lock.
 func (s *Set) PinPiece(slot, rank uint32, m *Move) (p Pinned, ok bool) {
 	s.Lock()
 	defer s.Unlock()
@@ -267,8 +267,8 @@ func (s *Set) PinPiece(slot, rank uint32, m *Move) (p Pinned, ok bool) {
 	return p, true
 }
 
-// PinCopy finds a complete copy of an entry and pins it if it is wanted. Prefetched says that a lookup asked for the copy.
-// It takes the lock.
+// PinCopy finds a complete copy of an entry, and pins it if wanted is set. prefetched reports whether a lookup requested the
+// copy. It takes the lock.
 func (s *Set) PinCopy(fp uint64, prefetched, wanted bool) (slot uint32, pinned bool) {
 	s.Lock()
 	defer s.Unlock()
@@ -286,7 +286,7 @@ func (s *Set) PinCopy(fp uint64, prefetched, wanted bool) (slot uint32, pinned b
 	return slot, wanted
 }
 
-// UnpinPiece takes the pin of a piece back. It takes the lock.
+// UnpinPiece ends the pin of a piece. It takes the lock.
 func (s *Set) UnpinPiece(m Mark, by *Move) {
 	s.Lock()
 	defer s.Unlock()
@@ -297,12 +297,12 @@ func (s *Set) UnpinPiece(m Mark, by *Move) {
 }
 
 const (
-	sweptSlots   = 1 << 16 // visited by one sweep
-	sweptEntries = 256     // found by one sweep
+	sweptSlots   = 1 << 16 // slots visited by one sweep
+	sweptEntries = 256     // entries found by one sweep
 )
 
-// expire sets when an entry expires that was stored at a time, in nanoseconds since 1970. A time in the future comes
-// from a clock that was wrong.
+// expire sets the expiry of an entry from its store time in nanoseconds since 1970. A store time in the future comes from a
+// wrong clock and counts as now.
 func (s *Set) expire(slot uint32, c *catalog.Class, stored int64) {
 	at := int64(0)
 	if c.Namespace.TTL > 0 {
@@ -312,12 +312,13 @@ func (s *Set) expire(slot uint32, c *catalog.Class, stored int64) {
 	s.Index.Expiries.Set(slot, at)
 }
 
-// Expired says whether an entry has expired at a time, in seconds since 1970.
+// Expired reports whether an entry has expired at a time in seconds since 1970.
 func (s *Set) Expired(slot uint32, now int64) bool {
 	return s.Index.Expiries.Any() && s.Index.Expiries.Expired(slot, now)
 }
 
-// Renew finds the entry of a key, and counts it as expired if it has expired and has no reader. Renew takes the lock.
+// Renew finds the entry of a key and reports whether it has expired and has no reader. It then counts the entry as expired. It
+// takes the lock.
 func (s *Set) Renew(fp uint64, cl *catalog.Class, key *kv.Key) (m Mark, ok bool) {
 	s.Lock()
 	defer s.Unlock()
@@ -328,8 +329,8 @@ func (s *Set) Renew(fp uint64, cl *catalog.Class, key *kv.Key) (m Mark, ok bool)
 	return Mark{slot, fp}, ok
 }
 
-// SweepExpired finds a bounded number of entries that have expired and have no readers. An entry that would expire
-// later than one stored now was stored by a clock that was wrong: its time to live starts again. It takes the lock.
+// SweepExpired finds a bounded number of expired entries without readers. An entry that would expire later than a new one was
+// stored with a wrong clock, so its time to live starts again. It takes the lock.
 func (s *Set) SweepExpired() (expired []Mark) {
 	now := s.cfg.Now().Unix()
 	s.Lock()
@@ -350,7 +351,7 @@ func (s *Set) SweepExpired() (expired []Mark) {
 	return expired
 }
 
-// Check compares the index with itself and with the account, given the bytes in quarantine. It looks at every entry.
+// Check verifies the index against itself and against the account, given the bytes in quarantine. It visits every entry.
 func (s *Set) Check(quarantine int64) error {
 	if err := s.Index.Check(); err != nil {
 		return err
@@ -390,8 +391,8 @@ func (s *Set) Check(quarantine int64) error {
 	return s.Account.Check(tenants, quarantine)
 }
 
-// Census counts the bytes reserved for pieces that are not there, entry by entry, and the entries that are pinned,
-// being written or being removed.
+// Census counts the bytes that are reserved for missing pieces, and the entries that are pinned, being written or being
+// removed. It visits every entry.
 func (s *Set) Census() (missing int64, inUse int) {
 	inUse = len(s.flights)
 	s.Index.Each(func(slot uint32, e *index.Entry) {

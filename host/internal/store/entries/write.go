@@ -13,28 +13,28 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// New is an entry to be inserted, with the piece that is written first.
+// New describes an entry to insert, with its first piece.
 type New struct {
 	Fingerprint uint64
 	Class       *catalog.Class
 	Key         *kv.Key
 	Parent      uint64 // fingerprint
 	Depth       uint32
-	Tenant      uint16 // number
+	Tenant      uint16 // number of the tenant
 	Rank        uint32
-	Reserved    uint64 // the ranks that bytes are reserved for
-	Stored      int64  // time of storing
+	Reserved    uint64 // ranks with reserved bytes
+	Stored      int64  // store time
 	Request     uint32
-	Copied      bool // from another level
+	Copied      bool // copied from another level
 }
 
-// Insert makes an entry, pinned by the put of its first piece. Its bytes are in the account already.
+// Insert adds an entry, pinned by the put of its first piece. Its bytes must be in the account.
 func (s *Set) Insert(n *New) (slot uint32, err error) {
 	slot = s.Index.Add(n.Fingerprint, index.Owner{Class: n.Class.ID, Tenant: n.Tenant}, n.Key, n.Parent, n.Depth)
 	if slot == index.None {
 		return slot, fmt.Errorf("%w: the index cannot tell %s from others", capacity.ErrNoSpace, n.Key)
 	}
-	n.Class.Ref() // the entry's
+	n.Class.Ref() // reference of the entry
 	s.Hits.forget(slot)
 	bytes := int64(bits.OnesCount64(n.Reserved)) * n.Class.FileBytes()
 	s.Index.SetUnits(slot, uint32(bytes/abi.SizeUnit))
@@ -47,9 +47,9 @@ func (s *Set) Insert(n *New) (slot uint32, err error) {
 	return slot, nil
 }
 
-// Join adds a piece to the entry of its key and pins it; slot is [index.None] when there is no entry. The error is
-// [ErrResident] when the piece is there or is being written. It waits until an entry that is being evicted has left
-// the table, unless leaving forbids that; the lock is released during the wait.
+// Join adds a piece to the entry of its key and pins the entry. slot is [index.None] if there is no entry. The error is
+// [ErrResident] if the piece is present or being written. Join waits until an entry that is being evicted has left the table,
+// unless leaving returns an error. The lock is released during the wait.
 func (s *Set) Join(
 	ctx context.Context, fp uint64, cl *catalog.Class, key *kv.Key, rank uint32, copied bool, leaving func() error,
 ) (slot uint32, err error) {
@@ -74,7 +74,7 @@ func (s *Set) Join(
 			}
 			if unwatch == nil {
 				unwatch = context.AfterFunc(ctx, func() {
-					s.Lock() // not between the look at ctx and the wait
+					s.Lock() // so that the broadcast cannot come between the check of ctx and the wait
 					defer s.Unlock()
 					s.reaped.Broadcast()
 				})
@@ -94,7 +94,7 @@ func (s *Set) Join(
 	}
 }
 
-// Extend reserves another piece of an entry; the bytes are in the account already.
+// Extend reserves another piece of an entry. Its bytes must be in the account.
 func (s *Set) Extend(slot, rank uint32, bytes int64) {
 	s.Index.Resize(slot, bytes)
 	s.Index.ReservePieces(slot, 1<<rank)
@@ -111,9 +111,9 @@ func (s *Set) Unreserve(slot, rank uint32, bytes int64) {
 	s.Account.Release(s.Index.Owner(slot).Tenant, bytes)
 }
 
-// Written enters a piece that is published under a name, which is empty for the built-in one: it took diff bytes more than
-// were reserved for it. The entry is complete with all of the ranks. It is false where a scan has met the piece under
-// another name at the same time: that file is the entry's, and its bytes are in the account, so the caller removes its own.
+// Written enters a published piece with its name, which is empty for the built-in one. The piece used diff bytes more than were
+// reserved. The entry is complete if it has all of ranks. It returns false if a scan has found the piece with another name at
+// the same time. That file then belongs to the entry and its bytes are in the account, so the caller must remove its own file.
 func (s *Set) Written(slot, rank uint32, name string, ranks uint64, parent kv.Key, diff int64) bool {
 	e := s.Index.At(slot)
 	if s.Index.Pieces(slot)&(1<<rank) != 0 {
@@ -132,19 +132,19 @@ func (s *Set) Written(slot, rank uint32, name string, ranks uint64, parent kv.Ke
 	return true
 }
 
-// Rebook gives an entry other bytes in the account than it had.
+// Rebook changes the bytes of an entry in the index and in the account.
 func Rebook(s *Set, slot uint32, bytes int64) {
 	diff := bytes - s.Index.Bytes(slot)
 	s.Index.Resize(slot, diff)
 	s.Account.Commit(s.Index.Owner(slot).Tenant, diff)
 }
 
-// EndWrite ends the writing of a piece, and its put's pin. An entry that has no piece, and gets none, goes.
+// EndWrite ends the writing of a piece and the put's pin. An entry without any piece, present or being written, is removed.
 func (s *Set) EndWrite(m Mark, rank uint32) {
 	f := s.flights[m.Slot]
 	f.ranks, f.copies = f.ranks&^(1<<rank), f.copies&^(1<<rank)
 	s.flights.set(m.Slot, f)
-	s.reap(m.Slot) // a reader may have a pin for long; whoever wants to store the key again need not wait for that
+	s.reap(m.Slot) // a put of the same key need not wait for a reader that keeps its pin for long
 	if e := s.Index.At(m.Slot); !e.Is(index.Evicting) && f.ranks == 0 && s.Index.Pieces(m.Slot) == 0 {
 		v := s.BeginEvict(m.Slot)
 		s.FinishEvict(&v)

@@ -5,14 +5,14 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/index"
 )
 
-// Cause is the request and the tenant that cause an event. Request 0 is none.
+// Cause is the request and the tenant that caused an event. Request is 0 if there is none.
 type Cause struct {
 	Request uint32
 	Tenant  uint32
 	Time    uint64
 }
 
-// write writes an event of an entry.
+// write fills in an event of an entry.
 func (v *Evictor) write(ev *abi.Event, op abi.Op, slot uint32, e *index.Entry, fp uint64, c *Cause) {
 	ev.Slot, ev.Parent, ev.Key, ev.ParentKey = slot, index.None, fp, e.Parent()
 	ev.Size, ev.Depth = v.x.EntryUnits(slot, e), e.Depth()
@@ -21,8 +21,8 @@ func (v *Evictor) write(ev *abi.Event, op abi.Op, slot uint32, e *index.Entry, f
 	ev.Time = c.Time
 }
 
-// Post tells the policy of something that happened to an entry. The event is written where the policy reads it, unless
-// others get it too: to make it elsewhere and copy it takes three times as long.
+// Post tells the policy about an event of an entry. If only the policy gets the event, it is written directly into the policy's
+// buffer. Writing it elsewhere and copying it would take three times as long.
 func (v *Evictor) Post(op abi.Op, slot uint32, e *index.Entry, fp uint64, c *Cause) {
 	if v.fallback != nil || v.candidate != nil || v.scanning || v.closed {
 		var ev abi.Event
@@ -39,7 +39,7 @@ func (v *Evictor) Post(op abi.Op, slot uint32, e *index.Entry, fp uint64, c *Cau
 	}
 }
 
-// canGo follows a tenant's entry that is new or can be evicted again.
+// canGo records that an entry of a tenant is new or can be evicted again.
 func canGo(v *Evictor, e *index.Entry, tenant uint32) {
 	v.queue.evictable(e)
 	v.instead.evictable(tenant)
@@ -48,12 +48,12 @@ func canGo(v *Evictor, e *index.Entry, tenant uint32) {
 	}
 }
 
-// Tell is Post with the entry's own tenant as the cause, with the request given.
+// Tell is Post with the entry's own tenant and a request as the cause.
 func (v *Evictor) Tell(op abi.Op, slot uint32, fp uint64, request uint32) {
 	v.Post(op, slot, v.x.At(slot), fp, &Cause{Request: request, Tenant: v.tenant(slot), Time: v.cfg.Host.Clock()})
 }
 
-// tellOf tells of an entry and its parent.
+// tellOf tells the policy about an entry and its parent.
 func (v *Evictor) tellOf(op abi.Op, slot uint32, fp uint64, parent, request uint32) {
 	var ev abi.Event
 	v.write(&ev, op, slot, v.x.At(slot), fp, &Cause{Request: request, Tenant: v.tenant(slot), Time: v.cfg.Host.Clock()})
@@ -61,7 +61,7 @@ func (v *Evictor) tellOf(op abi.Op, slot uint32, fp uint64, parent, request uint
 	v.send(ev)
 }
 
-// EndRequest tells the policy that a request is over. It takes the lock.
+// EndRequest tells the policy that a request has ended. It takes the lock.
 func (v *Evictor) EndRequest(request uint32, hints abi.Hints, now uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -85,7 +85,7 @@ func (v *Evictor) send(ev abi.Event) {
 	}
 }
 
-// Announce tells the policy of an entry for the first time: op is INSERT or RESIDENT. Children that it knows are
+// Announce tells the policy about an entry for the first time. op is INSERT or RESIDENT. Children that the policy knows are
 // linked.
 func (v *Evictor) Announce(op abi.Op, slot uint32, fp uint64, request uint32) {
 	e := v.x.At(slot)
@@ -102,8 +102,9 @@ func (v *Evictor) Announce(op abi.Op, slot uint32, fp uint64, request uint32) {
 	})
 }
 
-// Describe links an entry that the policy knows to the parent that is known by now. Its tenant is not told: told anew the entry
-// would be the newest. Where a tenant's entries are asked for, those that were touched least recently go.
+// Describe links an entry that the policy knows to its parent, which has become known. The policy is not told the entry's
+// tenant: announcing the entry again would make it the newest. If victims of a tenant are needed, its least recently touched
+// entries go instead.
 func (v *Evictor) Describe(slot uint32, fp uint64) {
 	parent := v.x.FindFingerprint(v.x.At(slot).Parent())
 	if parent != index.None && v.x.At(slot).Is(index.Announced) && v.x.At(parent).Is(index.Announced) {
@@ -111,7 +112,7 @@ func (v *Evictor) Describe(slot uint32, fp uint64) {
 	}
 }
 
-// Pin keeps an entry from being a victim.
+// Pin keeps an entry from being evicted.
 func (v *Evictor) Pin(slot uint32, fp uint64, request uint32) {
 	if v.x.Pin(slot) {
 		v.Tell(abi.OpPin, slot, fp, request)

@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// MaxVictims bounds the victims of one question to the policy.
+// MaxVictims is the most victims in one answer of the policy.
 const MaxVictims = 256
 
-// Host is what an evictor needs from above.
+// Host is the interface of an evictor to its root.
 type Host interface {
-	Tenant(number uint16) uint32 // by its number in the index
-	Clock() uint64               // the time of events
+	Tenant(number uint16) uint32 // returns the tenant with a number
+	Clock() uint64               // time for events
 	Used() int64                 // bytes in the root's account
 }
 
-// Policy is a module in use, and since when.
+// Policy is a module in use, with the time since when.
 type Policy struct {
 	*policy.Handle
 	Since time.Time
@@ -31,52 +31,52 @@ type Policy struct {
 
 type Config struct {
 	Index  *index.Index
-	Lock   *sync.Mutex // the root's
+	Lock   *sync.Mutex // lock of the root
 	Host   Host
 	Policy *Policy
-	Run    context.Context // ends the evictor's own work
-	Work   *sync.WaitGroup // has it
+	Run    context.Context // ends the evictor's goroutines
+	Work   *sync.WaitGroup // counts the evictor's goroutines
 	Size   Size
 	Seed   uint64
 	Log    *slog.Logger
 }
 
-// Size is the size of a root as its policy gets it.
+// Size is the size of a root as its policy is told.
 type Size struct {
 	Slots    uint32
 	Capacity int64
 }
 
-// Evictor is one root's evict policy at work.
+// Evictor runs the evict policy of one root.
 type Evictor struct {
 	cfg      Config
 	x        *index.Index
 	mu       *sync.Mutex
-	handover *semaphore.Weighted // held by whoever tells a policy what is here
+	handover *semaphore.Weighted // held by the goroutine that tells a policy about all entries
 
 	size      Size
 	policy    *policy.Evict
-	active    *Policy      // what policy was made from
-	fallback  *recency     // answers while the policy is down, else nil
-	instead   recency      // answers where the policy names no evictable entry
-	candidate *candidate   // a policy that is about to take over, or nil
-	past      policy.Stats // of earlier instances of the active policy
-	scanning  bool         // a scan runs: the policy is told nothing
+	active    *Policy      // module of policy
+	fallback  *recency     // answers while the policy is down; nil otherwise
+	instead   recency      // answers if the policy names no evictable entry
+	candidate *candidate   // policy that is about to take over, or nil
+	past      policy.Stats // statistics of earlier instances of the active policy
+	scanning  bool         // a scan is running, so the policy is told nothing
 	closed    bool
 	queue     victimQueue
 	named     [MaxVictims]uint32
 	count     Counts
 }
 
-// Counts count since the evictor was made.
+// Counts count since the evictor was created.
 type Counts struct {
-	Asks       uint64 // questions to the policy, or to the fallback
-	BadVictims uint64 // named although pinned, in flight or gone
-	Unanswered uint64 // questions to the policy in which it named no evictable entry, although there was one
-	Faults     uint64 // policies that failed
+	Asks       uint64 // questions to the policy or to the fallback
+	BadVictims uint64 // victims that were pinned, in flight or gone
+	Unanswered uint64 // questions in which the policy named no evictable entry although there was one
+	Faults     uint64 // failures of policies
 }
 
-// New starts a policy, of which it takes a reference.
+// New starts a policy. It takes a reference to it.
 func New(ctx context.Context, cfg Config) (*Evictor, error) {
 	v := &Evictor{cfg: cfg, size: cfg.Size, x: cfg.Index, mu: cfg.Lock, active: cfg.Policy, handover: semaphore.NewWeighted(1)}
 	v.instead.told = true
@@ -94,7 +94,7 @@ func (v *Evictor) start(ctx context.Context, p *Policy, size Size, state policy.
 	})
 }
 
-// Close ends the policy. Events that come later, as of a lease that is released late, are dropped.
+// Close ends the policy. Later events are dropped, such as the one of a lease that is released late.
 func (v *Evictor) Close() error {
 	v.closed = true
 	err := v.policy.Close()
@@ -102,36 +102,36 @@ func (v *Evictor) Close() error {
 	return err
 }
 
-// run starts work that ends with the store, unless that is ending.
+// run starts a goroutine that ends with the store, unless the store is closing.
 func (v *Evictor) run(work func(ctx context.Context)) {
 	if v.cfg.Run.Err() == nil {
 		v.cfg.Work.Go(func() { work(v.cfg.Run) })
 	}
 }
 
-// SetIndex replaces the index, before anything was told.
+// SetIndex replaces the index. The policy must not have been told anything yet.
 func (v *Evictor) SetIndex(x *index.Index) { v.x = x }
 
-// SizeOf is the size of the root as policies get it. It takes the lock.
+// SizeOf returns the size of the root as policies are told. It takes the lock.
 func SizeOf(v *Evictor) Size {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.size
 }
 
-// Active is what decides, or did until it failed.
+// Active returns the policy in use, or the one that has failed and is being restarted.
 func (v *Evictor) Active() *Policy { return v.active }
 
 func (v *Evictor) Counts() Counts { return v.count }
 
-// Stats are the active policy's, with its earlier instances.
+// Stats returns the statistics of the active policy, including its earlier instances.
 func (v *Evictor) Stats() policy.Stats {
 	s := addStats(v.past, v.policy.Stats())
 	s.Builtin = v.fallback != nil
 	return s
 }
 
-// addStats is b with a's counts added.
+// addStats returns b with the counts of a added.
 func addStats(a, b policy.Stats) policy.Stats {
 	b.Calls += a.Calls
 	b.Records += a.Records
@@ -141,7 +141,7 @@ func addStats(a, b policy.Stats) policy.Stats {
 	return b
 }
 
-// Evictable says whether an entry can be evicted.
+// Evictable reports whether an entry can be evicted.
 func (v *Evictor) Evictable(slot uint32) bool {
 	if slot >= v.x.High() {
 		return false
@@ -150,16 +150,16 @@ func (v *Evictor) Evictable(slot uint32) bool {
 	return e.Is(index.Live) && !e.Any(index.Evicting|index.Detached) && e.Pins() == 0
 }
 
-// fits says whether an entry can be evicted for a tenant's sake.
+// fits reports whether an entry can be evicted to make room for a tenant.
 func (v *Evictor) fits(slot, tenant uint32) bool {
 	return v.Evictable(slot) && (tenant == abi.None || v.tenant(slot) == tenant)
 }
 
 func (v *Evictor) tenant(slot uint32) uint32 { return v.cfg.Host.Tenant(v.x.Owner(slot).Tenant) }
 
-// Victims names entries to evict, best first, for so many bytes; only those of the tenant, if one is named. evict
-// begins to evict each: the entry is no longer evictable afterwards. If the policy names no evictable entry although
-// there is one, the least recently touched go.
+// Victims names entries to evict, best first, for so many bytes. If tenant is not None, it names only entries of the tenant.
+// evict must begin to evict the entry, so that it is no longer evictable afterwards. If the policy names no evictable entry
+// although there is one, the least recently touched entries are evicted.
 func (v *Evictor) Victims(bytes int64, tenant uint32, evict func(slot uint32)) {
 	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: MaxVictims, Tenant: tenant}
 	var left int64
@@ -175,7 +175,8 @@ func (v *Evictor) Victims(bytes int64, tenant uint32, evict func(slot uint32)) {
 	accept(v, v.named[:v.Instead(ask, v.named[:])], bytes, tenant, evict)
 }
 
-// accept evicts those named who can go, until so many bytes are freed, and returns how many are left to free.
+// accept evicts the named entries that can be evicted, until so many bytes are freed. It returns the bytes that are left to
+// free.
 func accept(v *Evictor, named []uint32, bytes int64, tenant uint32, evict func(slot uint32)) (left int64) {
 	for _, slot := range named {
 		if bytes <= 0 {
@@ -191,10 +192,10 @@ func accept(v *Evictor, named []uint32, bytes int64, tenant uint32, evict func(s
 	return bytes
 }
 
-// BadVictim counts a victim that its root does not accept.
+// BadVictim counts a victim that the root does not accept.
 func (v *Evictor) BadVictim() { v.count.BadVictims++ }
 
-// Ask asks for victims, best first: the policy, or the fallback while that is down.
+// Ask returns victims, best first, from the policy, or from the fallback while the policy is down.
 func (v *Evictor) Ask(a abi.Ask, dst []uint32) int {
 	v.count.Asks++
 	if v.fallback == nil {
@@ -209,8 +210,8 @@ func (v *Evictor) Ask(a abi.Ask, dst []uint32) int {
 	return v.fallback.victims(v, a, dst)
 }
 
-// Instead answers a question in which the policy named no evictable entry: with those touched least recently, of the
-// entries that the policy knows. If there are none, its answer was right.
+// Instead returns victims after the policy has named no evictable entry. They are the least recently touched entries that the
+// policy knows. If there are none, the answer of the policy was right.
 func (v *Evictor) Instead(a abi.Ask, dst []uint32) int {
 	if v.fallback != nil || v.scanning || v.policy.Ended() {
 		return 0
@@ -226,20 +227,20 @@ func (v *Evictor) Instead(a abi.Ask, dst []uint32) int {
 	return n
 }
 
-// Fail lets the fallback answer for a policy that failed. The policy is restarted when its module allows it.
+// Fail puts the fallback in place of a policy that has failed. The policy is restarted if its module permits it.
 func (v *Evictor) Fail(cause error) {
 	v.count.Faults++
 	failed := v.active
 	verdict, pause := failed.Module.Failed(abi.RoleEvict, cause)
 	if verdict == policy.Halt {
-		return // every call fails until the host has ended
+		return // every call fails until the host has stopped
 	}
 	v.cfg.Log.Error("evict policy failed: least recently used chunks are evicted until it is restarted",
 		"policy", failed.Label, "error", cause)
 	_ = v.policy.Close()
 	v.fallback = &recency{}
 	if verdict == policy.Restart && v.cfg.Run.Err() == nil {
-		failed.Acquire() // a swap may replace it before
+		failed.Acquire() // a swap may replace it in between
 		v.cfg.Work.Go(func() {
 			defer failed.Release()
 			ctx := v.cfg.Run
@@ -249,7 +250,7 @@ func (v *Evictor) Fail(cause error) {
 	}
 }
 
-// restart starts a policy again that failed. It takes the lock.
+// restart restarts a policy after a failure. It takes the lock.
 func (v *Evictor) restart(ctx context.Context, failed *Policy) error {
 	v.mu.Lock()
 	superseded := v.active != failed
@@ -272,10 +273,10 @@ func (v *Evictor) restart(ctx context.Context, failed *Policy) error {
 	return nil
 }
 
-// Flush hands the policy the events that it was not called with yet.
+// Flush delivers the buffered events to the policy.
 func (v *Evictor) Flush() error { return v.policy.Flush() }
 
-// Save gives the policy's state; ok is false when it keeps none, or is down.
+// Save returns the state of the policy. ok is false if the policy keeps no state or is down.
 func (v *Evictor) Save(limit uint32) (state policy.State, ok bool, err error) {
 	if v.fallback != nil {
 		return policy.State{}, false, nil

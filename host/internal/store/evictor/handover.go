@@ -11,13 +11,13 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/index"
 )
 
-// Method is how an evict policy learned what is in its root.
+// Method is the way in which an evict policy learned of the entries of its root.
 type Method uint8
 
 const (
-	// Replayed: it was told every entry, in order of the last touch.
+	// Replayed means that it was told every entry in the order of the last touch.
 	Replayed Method = iota
-	// Loaded: it took over the state of the policy before it.
+	// Loaded means that it took over the state of its predecessor.
 	Loaded
 )
 
@@ -28,14 +28,15 @@ func (m Method) String() string {
 	return "replay"
 }
 
-// MaxHandoverState bounds the state that is taken over: it is copied under the root's lock, and no session may wait for
-// long. lru takes 3 ms for so much, as a Go module. A policy that keeps more gets the entries instead, in slices.
+// MaxHandoverState is the most bytes of state that are taken over. The state is copied under the root's lock, and sessions must
+// not wait for long: lru, as a Go module, takes 3 ms for this size. A policy with more state is told the entries in slices
+// instead.
 const MaxHandoverState = 2 << 20
 
-// Handover is a change of a root's evict policy under way. There is one at a time.
+// Handover is a running change of a root's evict policy. There is at most one at a time.
 type Handover struct {
-	To, From *Policy // From is the one that is replaced
-	Method   Method  // by which To learned what is here
+	To, From *Policy // From is the policy that is replaced
+	Method   Method  // how To learned of the entries
 
 	v    *Evictor
 	ctx  context.Context
@@ -43,20 +44,20 @@ type Handover struct {
 	next *candidate
 }
 
-// HoldHandovers keeps handovers from the root, as during a scan, until AllowHandovers.
+// HoldHandovers prevents handovers until AllowHandovers, for example during a scan.
 func (v *Evictor) HoldHandovers(ctx context.Context) error { return v.handover.Acquire(ctx, 1) }
 
 // AllowHandovers ends HoldHandovers.
 func (v *Evictor) AllowHandovers() { v.handover.Release(1) }
 
-// Prepare starts a policy next to the active one, from, and tells it what is here. Finish or Abandon must follow when
-// there is no error. Like all methods of a handover, it takes the lock.
+// Prepare starts a policy next to the active one, from, and tells it about all entries. If there is no error, the caller must
+// call Finish or Abandon. Like all methods of a handover, it takes the lock.
 func (v *Evictor) Prepare(ctx context.Context, to, from *Policy) (*Handover, error) {
 	return PrepareSize(ctx, v, to, from, nil)
 }
 
-// PrepareSize is Prepare for a root that gets another size with the policy, unless size is nil. Both may be the same policy, in
-// a new instance.
+// PrepareSize is Prepare for a root that gets another size together with the policy, unless size is nil. to and from may be the
+// same policy, which then gets a new instance.
 func PrepareSize(ctx context.Context, v *Evictor, to, from *Policy, size *Size) (*Handover, error) {
 	if err := v.HoldHandovers(ctx); err != nil { // a scan may hold it for long
 		return nil, err
@@ -76,8 +77,8 @@ func PrepareSize(ctx context.Context, v *Evictor, to, from *Policy, size *Size) 
 	return h, nil
 }
 
-// inherit takes over the active policy's state, if both keep the same. The events that come until that is done are held
-// back for it.
+// inherit takes over the state of the active policy if both policies have the same format. Events are held back for the new
+// policy until it has the state.
 func (h *Handover) inherit() error {
 	v, format := h.v, h.To.Module.StateFormat()
 	if format == "" || format != h.From.Module.StateFormat() {
@@ -118,7 +119,7 @@ func (v *Evictor) setCandidate(c *candidate) {
 	v.mu.Unlock()
 }
 
-// catchUp delivers the events that were held back, a slice at a time.
+// catchUp delivers the held-back events, a slice at a time.
 func (h *Handover) catchUp(p *policy.Evict) error {
 	v, next := h.v, h.next
 	v.mu.Lock()
@@ -141,7 +142,7 @@ func (h *Handover) catchUp(p *policy.Evict) error {
 	}
 }
 
-// learn tells the policy of all entries in order of the last touch.
+// learn tells the policy about all entries in the order of the last touch.
 func (h *Handover) learn() error {
 	v := h.v
 	p, err := v.start(h.ctx, h.To, h.size, policy.State{})
@@ -161,8 +162,9 @@ func (h *Handover) learn() error {
 	return v.tell(h.ctx, h.next)
 }
 
-// tell goes through all entries in order of the last touch, with the lock for a slice of them at a time. Those that leave are left out: the
-// active policy has heard of their end already. A scan finds entries that no policy has heard of yet.
+// tell tells the candidate about all entries in the order of the last touch, holding the lock for a slice at a time. It leaves
+// out entries that are about to leave, because the active policy was already told of their removal. In a scan it includes entries
+// that no policy knows yet.
 func (v *Evictor) tell(ctx context.Context, c *candidate) error {
 	for order := v.Snapshot(); len(order) > 0; {
 		if err := cmp.Or(ctx.Err(), v.cfg.Run.Err()); err != nil {
@@ -185,7 +187,7 @@ func (v *Evictor) tell(ctx context.Context, c *candidate) error {
 	return nil
 }
 
-// Abandon leaves the active policy where it is.
+// Abandon ends the handover. The active policy stays.
 func (h *Handover) Abandon() {
 	h.v.setCandidate(nil)
 	if h.next != nil && h.next.policy != nil {
@@ -194,7 +196,7 @@ func (h *Handover) Abandon() {
 	h.v.AllowHandovers()
 }
 
-// Ready says why the policy cannot take over, if so: it has failed since, or the store is being closed.
+// Ready returns an error if the policy cannot take over, because it has failed in between or the store is closing.
 func (h *Handover) Ready() error {
 	v, next := h.v, h.next
 	v.mu.Lock()
@@ -205,8 +207,8 @@ func (h *Handover) Ready() error {
 	return cmp.Or(next.err, v.cfg.Run.Err())
 }
 
-// Finish lets the policy take over and returns the number of entries. A fault since Ready is treated as that of any policy
-// that is active.
+// Finish puts the policy into use and returns the number of entries. A failure after Ready is handled like a failure of any active
+// policy.
 func (h *Handover) Finish() (entries int) {
 	v, next := h.v, h.next
 	v.mu.Lock()
@@ -226,19 +228,19 @@ func (h *Handover) Finish() (entries int) {
 	v.AllowHandovers()
 	v.cfg.Log.Info("evict policy took over", "policy", h.To.Label, "sha256", h.To.Module.Digest(),
 		"from", h.From.Label, "by", h.Method)
-	_ = before.Close() // without the lock: to return memory takes time
+	_ = before.Close() // without the lock, because returning its memory takes time
 	if h.To != h.From {
 		h.From.Release()
 	}
 	return entries
 }
 
-// SetScanning says that a scan runs, while which the policy is told nothing.
+// SetScanning records whether a scan is running, during which the policy is told nothing.
 func (v *Evictor) SetScanning(on bool) { v.scanning = on }
 
-// EndScan tells the policy of everything that a scan has found, in order of the last touch, and calls end with the lock
-// held when it knows all. It takes the lock. When ctx ends before all is told, the scan has not ended and the error
-// says so: else the policy's state would be kept, and what it lacks would never be a victim.
+// EndScan tells the policy about all entries that a scan has found, in the order of the last touch. When the policy knows all of
+// them, EndScan calls end with the lock held. If ctx ends before that, the scan has not ended, and EndScan returns an error.
+// Otherwise the state of the policy would be saved, and the missing entries would never be victims. It takes the lock.
 func (v *Evictor) EndScan(ctx context.Context, end func()) error {
 	v.mu.Lock()
 	c := &candidate{policy: v.policy}
@@ -255,7 +257,7 @@ func (v *Evictor) EndScan(ctx context.Context, end func()) error {
 		if e.Is(index.Evicting) {
 			return
 		}
-		if !c.knows(slot) && c.err == nil { // another host's, from the last moment
+		if !c.knows(slot) && c.err == nil { // an entry of another host that was added at the last moment
 			if e.LastTouch() == 0 {
 				v.x.TouchEntry(e)
 			}
@@ -271,7 +273,8 @@ func (v *Evictor) EndScan(ctx context.Context, end func()) error {
 	return nil
 }
 
-// Resume lets the policy continue from a state, or else tells it what is here, at the start, when no session waits.
+// Resume makes the policy continue from a state. If it cannot, it is told about all entries. Resume is called at the start, when
+// no session waits.
 func (v *Evictor) Resume(ctx context.Context, state policy.State) {
 	if state.Format != "" {
 		next, err := v.start(ctx, v.active, v.size, state)
@@ -289,7 +292,7 @@ func (v *Evictor) Resume(ctx context.Context, state policy.State) {
 		}
 	}
 	for _, slot := range v.x.ByLastTouch() {
-		if v.fallback != nil { // it failed; the next one gets all entries
+		if v.fallback != nil { // it failed; its next instance will be told all entries
 			v.x.At(slot).Set(index.Announced)
 			continue
 		}
@@ -301,12 +304,12 @@ func (v *Evictor) Resume(ctx context.Context, state policy.State) {
 	}
 }
 
-// candidate is a policy that is told what is here while another one decides. Events that happen at the same time reach it too,
-// so it can take over between any two of them.
+// candidate is a policy that is told about the entries while another one is active. It also gets the events that happen at the
+// same time, so it can take over between any two of them.
 type candidate struct {
 	policy *policy.Evict
-	told   []uint64 // slots it knows, a bit each
-	whole  bool     // it knows all: it has the state of the active policy
+	told   []uint64 // a bit for each slot that it knows
+	whole  bool     // it knows all entries, because it has the state of the active policy
 	held   []abi.Event
 	err    error
 }
@@ -336,9 +339,9 @@ func (c *candidate) send(ev abi.Event) {
 	}
 }
 
-// follow passes on an event that the active policy got. What it changes in an entry that the candidate does not know
-// yet is in the index, and told with the entry: at once when it is a touch, because a later place in the order would be
-// wrong, or when an entry that was to leave stays.
+// follow passes on an event of the active policy. For an entry that the candidate does not know yet, the change is in the index
+// and will be told together with the entry. The entry is told at once after a touch, because a later place in the order would be
+// wrong, and if it was about to leave and stays.
 func (c *candidate) follow(v *Evictor, ev abi.Event) {
 	switch {
 	case c.whole || ev.Op == abi.OpRequestEnd:
@@ -354,7 +357,7 @@ func (c *candidate) follow(v *Evictor, ev abi.Event) {
 	case ev.Op == abi.OpRemove:
 		c.note(ev.Slot, false)
 	case ev.Op == abi.OpResident:
-		return // the active policy is new itself
+		return // the active policy is itself new
 	}
 	if ev.Parent != index.None && !c.knows(ev.Parent) {
 		if ev.Op == abi.OpLink {
@@ -365,7 +368,7 @@ func (c *candidate) follow(v *Evictor, ev abi.Event) {
 	c.send(ev)
 }
 
-// announce tells of an entry for the first time, and links the children that came before it.
+// announce tells the policy about an entry for the first time, and links the children that it already knows.
 func (c *candidate) announce(v *Evictor, slot uint32, fp uint64) {
 	e := v.x.At(slot)
 	cause := Cause{Tenant: v.tenant(slot), Time: v.cfg.Host.Clock()}
@@ -390,5 +393,5 @@ func (c *candidate) announce(v *Evictor, slot uint32, fp uint64) {
 	})
 }
 
-// ErrSuperseded says that another policy has taken over since.
+// ErrSuperseded means that another policy has taken over in the meantime.
 var ErrSuperseded = errors.New("store: another policy has taken over")

@@ -6,29 +6,28 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/index"
 )
 
-// victimQueue are victims that the policy has named before they are needed, so that it is asked once for many: a
-// crossing costs as much as a hundred events. Only a policy that allows it in its manifest is asked for more than is
-// needed, because the victims must still be what it would name when their turn comes. That holds where the order is
-// that of the last touch: an entry that was touched or inserted since comes behind all that were named. A queued victim
-// is discarded if it was touched since, if its slot was reused, or if it is pinned. If an older entry becomes
-// evictable, the whole queue is discarded.
+// victimQueue holds victims that the policy has named before they are needed, so that it is asked once for many victims. A call
+// into the module costs as much as a hundred events. A policy is asked for more victims than needed only if its manifest
+// permits it, because the victims must still be right when their turn comes. This is so for policies that order entries by the
+// last touch: an entry that is touched or inserted later comes after all named ones. A queued victim is discarded if it was
+// touched since, if its slot was reused, or if it is pinned. If an older entry becomes evictable, the whole queue is discarded.
 type victimQueue struct {
 	slots    []uint32
 	buffer   [MaxVictims]uint32
-	by       *policy.Evict // that named them
-	fallback *recency      // or that named them while the policy was down
-	horizon  uint32        // the latest touch among them when they were named
-	clock    uint32        // of the index then: it goes back when the ticks run out
+	by       *policy.Evict // policy that named them
+	fallback *recency      // fallback that named them; nil if the policy did
+	horizon  uint32        // latest touch among them when they were named
+	clock    uint32        // clock of the index at that time; it goes back when the ticks run out
 }
 
-// evictable follows an entry that can be evicted again.
+// evictable records that an entry can be evicted again.
 func (q *victimQueue) evictable(e *index.Entry) {
 	if len(q.slots) > 0 && e.LastTouch() <= q.horizon {
 		q.slots = nil
 	}
 }
 
-// current are the victims in the queue, unless another policy named them.
+// current returns the queued victims, unless another policy named them.
 func (q *victimQueue) current(v *Evictor) []uint32 {
 	if len(q.slots) > 0 && (q.by != v.policy || q.fallback != v.fallback || v.x.Clock() < q.clock) {
 		q.slots = nil
@@ -36,17 +35,17 @@ func (q *victimQueue) current(v *Evictor) []uint32 {
 	return q.slots
 }
 
-// stands says whether a queued victim can still be evicted in its turn.
+// stands reports whether a queued victim can still be evicted.
 func (q *victimQueue) stands(v *Evictor, slot uint32) bool {
 	return v.Evictable(slot) && v.x.At(slot).LastTouch() <= q.horizon
 }
 
-// refill asks for victims for so many bytes and for those to come.
+// refill asks for the victims for so many bytes, and for further ones in advance.
 func (q *victimQueue) refill(v *Evictor, bytes int64) {
 	extra := v.policy.VictimsAhead()
 	usual := max(1, v.cfg.Host.Used()/int64(max(1, v.x.Len())))
 	ask := abi.Ask{
-		Bytes: uint64(v.size.Capacity), Tenant: abi.None, // what is asked for is a number of them
+		Bytes: uint64(v.size.Capacity), Tenant: abi.None, // the number of victims is the limit
 		MaxVictims: uint32(min(bytes/usual+int64(extra), MaxVictims)),
 	}
 	n := v.Ask(ask, q.buffer[:])
@@ -61,8 +60,7 @@ func (q *victimQueue) refill(v *Evictor, bytes int64) {
 	}
 }
 
-// queuedVictims evicts from the queue, which is refilled once when it does not suffice, and returns how many bytes are
-// left to free.
+// queuedVictims evicts from the queue, which it refills once if necessary. It returns the bytes that are left to free.
 func (v *Evictor) queuedVictims(bytes int64, evict func(slot uint32)) (left int64) {
 	for refilled := false; ; refilled = true {
 		for queued := v.queue.current(v); len(queued) > 0 && bytes > 0; queued = v.queue.current(v) {

@@ -11,25 +11,24 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/index"
 )
 
-// recency is the built-in policy: the least recently touched entries are evicted. It needs to be told nothing, so it
-// answers at once, however many entries there are. It goes through a list of the entries, oldest first, and skips those
-// that were touched since. A long list is made in the background; until it is there, the oldest of a few entries drawn at
-// random is evicted.
+// recency is the fallback policy, which evicts the least recently touched entries. It needs no events, so it can answer at once
+// with any number of entries. It walks through a list of the entries, oldest first, and skips those touched since. A long list
+// is made in the background. Until it is complete, recency evicts the oldest of a few entries drawn at random.
 type recency struct {
-	told    bool      // only entries that the policy knows
-	order   []Touched // those that it has not come to
-	passed  []Touched // older ones that could not go when it came to them
+	told    bool      // consider only entries that the policy knows
+	order   []Touched // entries that the walk has not reached
+	passed  []Touched // older entries that could not be evicted when the walk reached them
 	listing bool      // the list is being made
-	// vain are the tenants for whom a whole list had no evictable entry, until one of their entries can go again. One that
-	// has filled its quota with entries in use would have a list made for each of its stores.
+	// vain holds the tenants for which a whole list had no evictable entry, until one of their entries can be evicted again.
+	// Otherwise a tenant that has filled its quota with entries in use would cause a new list at each of its stores.
 	vain map[uint32]struct{}
 }
 
 const (
 	shortList = 4096 // entries that are listed at once
-	maxPassed = 4096 // of them, the others are found again by the next list
-	drawn     = 32   // for each victim
-	drawnMore = 1024 // for the first, if those were none: a tenant's share of the entries may be small
+	maxPassed = 4096 // passed entries that are kept; the next list finds the others again
+	drawn     = 32   // random draws for each victim
+	drawnMore = 1024 // draws for the first victim if the usual number found none, since a tenant may have few entries
 	mostVain  = 64
 )
 
@@ -51,7 +50,7 @@ func (s *recency) victims(v *Evictor, ask abi.Ask, dst []uint32) (n int) {
 		s.list(v)
 	}
 	n = s.oldest(v, &ask, dst)
-	if n == 0 && !whole { // the list lacks what could not go when it was come to, and what is newer than it
+	if n == 0 && !whole { // the list lacks entries that are newer, and some that could not be evicted when the walk reached them
 		s.list(v)
 		n = s.oldest(v, &ask, dst)
 	}
@@ -73,7 +72,7 @@ func (s *recency) victims(v *Evictor, ask abi.Ask, dst []uint32) (n int) {
 	return n
 }
 
-// evictable follows a tenant's entry that can be evicted again.
+// evictable records that an entry of a tenant can be evicted again.
 func (s *recency) evictable(tenant uint32) {
 	if len(s.vain) > 0 {
 		delete(s.vain, tenant)
@@ -81,7 +80,7 @@ func (s *recency) evictable(tenant uint32) {
 	}
 }
 
-// oldest goes through the list, as far as the question needs.
+// oldest walks through the list as far as necessary.
 func (s *recency) oldest(v *Evictor, ask *abi.Ask, dst []uint32) (n int) {
 	visit := func(m *Touched) (stays bool) {
 		switch {
@@ -113,12 +112,12 @@ func (s *recency) oldest(v *Evictor, ask *abi.Ask, dst []uint32) (n int) {
 	return n
 }
 
-// stands says whether a slot is one that may be named at all.
+// stands reports whether an entry in the slot may be named at all.
 func (s *recency) stands(v *Evictor, slot uint32) bool {
 	return slot < v.x.High() && (!s.told || v.x.At(slot).Is(index.Announced))
 }
 
-// list makes the list: now when it is short, else in the background.
+// list makes the list: at once if it is short, otherwise in the background.
 func (s *recency) list(v *Evictor) {
 	if v.x.High() <= shortList {
 		s.order, s.passed = v.collect(nil, 0, v.x.High()), s.passed[:0]
@@ -137,7 +136,7 @@ func (s *recency) list(v *Evictor) {
 	s.listing = true
 }
 
-// draw is the oldest of some entries that can be evicted, or none.
+// draw returns the oldest of some random entries that can be evicted, or None.
 func (s *recency) draw(v *Evictor, tenant uint32, except []uint32) uint32 {
 	best := index.None
 	for i := 0; i < drawn || best == index.None && len(except) == 0 && i < drawnMore; i++ {
@@ -151,7 +150,7 @@ func (s *recency) draw(v *Evictor, tenant uint32, except []uint32) uint32 {
 	return best
 }
 
-// current says whether an entry that was listed is still there.
+// current reports whether a listed entry still exists.
 func (v *Evictor) current(m *Touched) bool {
 	if m.Slot >= v.x.High() {
 		return false
@@ -160,15 +159,15 @@ func (v *Evictor) current(m *Touched) bool {
 	return e.Is(index.Live) && !e.Is(index.Evicting) && v.x.Fingerprint(m.Slot) == m.Fingerprint
 }
 
-// slice is how many entries are listed or told while the lock is held once: a tenth of a millisecond's work, because a
+// slice is the number of entries that are listed or told while the lock is held. It takes a tenth of a millisecond, because a
 // call of a session takes the lock several times and may wait for a slice at each.
 const slice = 64
 
-// yield lets sessions have the root for as long as a slice had it. A mutex alone would not: whoever releases it and
-// takes it again at once is faster than those who wait, until one has waited for a millisecond.
+// yield leaves the root to sessions for as long as a slice took. Releasing the mutex would not be enough: a goroutine that
+// takes it again at once is faster than waiting ones, until one of them has waited for a millisecond.
 func yield(since time.Time) { time.Sleep(time.Since(since)) }
 
-// Snapshot lists the entries, least recently touched first. It takes the lock, a slice at a time.
+// Snapshot lists the entries, least recently touched first. It takes the lock for a slice at a time.
 func (v *Evictor) Snapshot() []Touched {
 	v.mu.Lock()
 	used := v.x.Len()
@@ -189,7 +188,7 @@ func (v *Evictor) Snapshot() []Touched {
 	return order
 }
 
-// collect appends the entries of a range of slots.
+// collect appends the entries in a range of slots.
 func (v *Evictor) collect(order []Touched, from, to uint32) []Touched {
 	for slot := from; slot < to; slot++ {
 		if e := v.x.At(slot); e.Is(index.Live) && !e.Is(index.Evicting) {

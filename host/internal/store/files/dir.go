@@ -23,9 +23,9 @@ type Config struct {
 	Account         *capacity.Account
 	Sequence        *Sequence
 	Strict          bool  // names are made durable
-	Readers         bool  // other programs read files, with locks
-	QuarantineFiles int   // most that the quarantine keeps
-	QuarantineBytes int64 // likewise
+	Readers         bool  // other programs read files and lock them
+	QuarantineFiles int   // most files in quarantine
+	QuarantineBytes int64 // most bytes in quarantine
 }
 
 // Dir is the directory of one root. It is safe for concurrent use.
@@ -40,14 +40,14 @@ type Dir struct {
 	account  *capacity.Account
 	strict   bool
 	readers  bool
-	owned    bool         // see OwnDirs
-	settling sync.RWMutex // for writing: a directory is made or goes; for reading: names are made durable
+	owned    bool         // set by OwnDirs
+	settling sync.RWMutex // held for writing while a directory is created or removed, for reading while names are made durable
 	lasting  sync.Map     // directories with durable names
 	lastingN atomic.Int64
 	counting counting
 }
 
-// New makes a Dir. Nothing is looked at yet.
+// New returns a Dir. It does not access the disk.
 func New(cfg Config) *Dir {
 	d := &Dir{
 		Reader: NewReader(cfg.Health.FS(), cfg.Path), Log: cfg.Log, Health: cfg.Health, account: cfg.Account, strict: cfg.Strict,
@@ -58,8 +58,8 @@ func New(cfg Config) *Dir {
 	return d
 }
 
-// Unlink removes a file. The error is [fs.ErrNotExist] when there was none. An unlink can report an error although it
-// happened, so the name is looked up again: with any other error the file is there, or may be.
+// Unlink removes a file. The error is [fs.ErrNotExist] if there is none. An unlink can report an error although it succeeded,
+// so Unlink then looks the name up. After any other error the file may still exist.
 func (d *Dir) Unlink(name string) error {
 	err := d.remove(name)
 	if err == nil {
@@ -79,12 +79,13 @@ func (d *Dir) Unlink(name string) error {
 	return err
 }
 
-// remove unlinks a file that no other program reads with a lock, as a check of the root does: it would take its bytes without a name.
+// remove unlinks a file, unless another program has locked it for reading, as a check of the root does. Unlinking would leave
+// the file's bytes in use without a name.
 func (d *Dir) remove(name string) error {
 	if d.readers {
-		if f, err := d.FS.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0); err == nil { // else it cannot be told
+		if f, err := d.FS.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0); err == nil { // if it cannot be opened, a lock cannot be detected
 			err = staging.LockFile(f, unix.LOCK_EX)
-			_ = f.Close() // it was only opened; what is open when it is unlinked gets another name on NFS
+			_ = f.Close() // closed before the unlink, since NFS renames open files instead of removing them
 			if errors.Is(err, staging.ErrLocked) {
 				return fmt.Errorf("%w: %s", ErrRead, name)
 			}
@@ -93,28 +94,28 @@ func (d *Dir) remove(name string) error {
 	return d.FS.Remove(name)
 }
 
-// Remove is Unlink, but a file that stays becomes an orphan. left is what it takes (most, if that is unknown) and the account
-// had not yet from an earlier try.
+// Remove is like Unlink, but a file that cannot be removed becomes an orphan. left is the part of its size that the account did
+// not already include from an earlier attempt. most is the size to assume if the size is unknown.
 func (d *Dir) Remove(name string, most int64) (left int64, err error) {
 	if err = d.Unlink(name); err == nil || errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}
-	if info, serr := d.FS.Stat(name); serr == nil && (d.readers || most == 0) { // else a server says it
+	if info, serr := d.FS.Stat(name); serr == nil && (d.readers || most == 0) { // otherwise most stands: the allocated size may be one that a server reports
 		most = pieceformat.Padded(info.Allocated)
 	}
-	if !errors.Is(err, ErrRead) { // that ends by itself
+	if !errors.Is(err, ErrRead) { // a reader ends by itself
 		d.Log.Error("file not unlinked; will retry, its bytes stay in the account", "file", name, "error", err)
 	}
 	return d.Orphans.again(name, most), err
 }
 
-// Misled says of an error that no file can have the name: something that is no directory stands on the way to it, or a
-// directory has it.
+// Misled reports whether an error means that no file can have the name, because a directory has the name or an element of its
+// path is no directory.
 func Misled(err error) bool { return errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EISDIR) }
 
-// Unblock frees the way to a name: a link, pipe, socket or device that stands where a directory should be is removed. With
-// force, all else that stands there, or under the name itself, goes too: a file into quarantine, a directory to another
-// name. It says whether it has done something.
+// Unblock removes an obstacle to a name: a link, pipe, socket or device in the place of a directory is removed. With force, any
+// other obstacle on the path or at the name itself is removed as well: a file is moved to quarantine and a directory is
+// renamed. Unblock reports whether it removed anything.
 func (d *Dir) Unblock(name string, force bool, cause error) (done bool) {
 	for end := len(d.Slash); end < len(name); end++ {
 		if name[end] != '/' {
@@ -142,17 +143,17 @@ func (d *Dir) Unblock(name string, force bool, cause error) (done bool) {
 	return true
 }
 
-// Discard is Remove where it does not matter why.
+// Discard is like Remove for callers that do not need the error.
 func (d *Dir) Discard(name string, most int64) (left int64) {
 	left, _ = d.Remove(name, most)
 	return left
 }
 
-// ErrSync says that something could not be made durable.
+// ErrSync means that something could not be made durable.
 var ErrSync = errors.New("store: sync failed")
 
-// ErrRead says that another program reads a file that is to be unlinked.
+// ErrRead means that another program is reading a file that is to be unlinked.
 var ErrRead = errors.New("store: the file is being read")
 
-// ErrBusy says that another host has the root.
+// ErrBusy means that another host has locked the root.
 var ErrBusy = errors.New("store: root is in use")

@@ -12,10 +12,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
-// maxMade is how often an operation makes the directory that it needs. It may be removed each time before it is used.
+// maxMade is the most times that an operation creates its directory. The directory may be removed each time before it is used.
 const maxMade = 4
 
-// InDir tries an operation that gives a file the name, and tries again with the directory made where that is not there.
+// InDir runs an operation that creates the name. If the directory is missing, it creates the directory and tries again.
 func (d *Dir) InDir(name string, try func() error) error {
 	err := try()
 	for n := 0; n < maxMade && errors.Is(err, fs.ErrNotExist); n++ {
@@ -27,14 +27,14 @@ func (d *Dir) InDir(name string, try func() error) error {
 	return err
 }
 
-// OwnDirs says that no other host uses the directories: those that are left empty go, and those that are there count. It is
-// called before the Dir is used.
+// OwnDirs declares that no other host uses the directories. From then on, empty directories are removed and existing ones are
+// counted. It must be called before the Dir is used.
 func (d *Dir) OwnDirs() { d.owned = true }
 
-// Leave removes the directory that a file was in, and those above it, where nothing is left in them. Each is a block of the
-// file system, which no account has, and a place policy may make one for each piece. A put that found one of them there
-// makes it again (InDir). That costs a put half as much again where each piece has one, so those that are tolerated stay.
-// Directories that are shared stay: other hosts may be older.
+// Leave removes the directory of a removed file, and the directories above it, if they are empty. Each takes a block of the
+// file system, and a place policy may create one for each piece. A put that finds its directory missing creates it again
+// (InDir). If each piece has its own directory, that makes a put half as slow again, so directories within the tolerated part
+// of the capacity stay. Shared directories stay as well, because older versions of the host may use them.
 func (d *Dir) Leave(name string) {
 	if !d.owned || !d.account.DirectoriesGo() || strings.HasPrefix(name[min(len(d.Slash), len(name)):], pieceformat.MetaDir+"/") {
 		return
@@ -43,8 +43,8 @@ func (d *Dir) Leave(name string) {
 	}
 }
 
-// drop removes a directory that is empty, while no name is made durable: no put may take its name for durable without
-// seeing it go.
+// drop removes an empty directory. It excludes puts that make names durable, so that no put can rely on the name of a directory
+// that is being removed.
 func (d *Dir) drop(dir string) bool {
 	d.settling.Lock()
 	defer d.settling.Unlock()
@@ -56,11 +56,11 @@ func (d *Dir) drop(dir string) bool {
 	return true
 }
 
-// dirBytes is what a directory takes: a block. One with many names takes more, less than half of what is tolerated for
-// each of them.
+// dirBytes is the assumed size of a directory: one block. A directory with many names takes more, but less than half of the
+// tolerated bytes for each name.
 const dirBytes = 4096
 
-// make makes a directory and those above it that are missing, and counts them.
+// make creates a directory and missing directories above it, and counts them.
 func (d *Dir) make(dir string) error {
 	d.settling.Lock()
 	defer d.settling.Unlock()
@@ -69,7 +69,7 @@ func (d *Dir) make(dir string) error {
 		if _, err := d.FS.Stat(above); !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
-		d.lasting.Delete(above) // the name is a new one
+		d.lasting.Delete(above) // the name is new and not durable
 		missing = append(missing, above)
 	}
 	err := d.FS.MkdirAll(dir, 0o700)
@@ -83,13 +83,14 @@ func (d *Dir) make(dir string) error {
 
 // counting is the state of a count of directories. It is guarded by settling.
 type counting struct {
-	booked  int64               // what is in the account: a count finds it again
-	unread  map[string]struct{} // directories that are not read yet: those inside them are left to the count
-	reading string              // the one of them that is being read
-	changes map[string]bool     // what came (true) or went in it during the reading
+	booked  int64               // bytes in the account, which a new count replaces
+	unread  map[string]struct{} // directories that have not been read; the count will find the directories inside them
+	reading string              // directory that is being read
+	changes map[string]bool     // directories created (true) or removed (false) in it during the reading
 }
 
-// changed books a directory that came or went, unless a count has yet to find it so. The caller holds settling.
+// changed updates the account for a directory that was created or removed, unless the running count will still find it.
+// settling must be held.
 func (d *Dir) changed(dir string, came bool) {
 	c := &d.counting
 	above := filepath.Dir(dir)
@@ -110,15 +111,15 @@ func (d *Dir) changed(dir string, came bool) {
 	}
 }
 
-// book puts so many more directories into the account. The caller holds settling.
+// book adds so many directories to the account. settling must be held.
 func (d *Dir) book(more int64) {
 	before := d.counting.booked
 	d.counting.booked = max(0, before+more*dirBytes)
 	d.account.Directories(d.counting.booked - before)
 }
 
-// CountDirs counts the directories that are there when the root is opened, while others come and go. Those without others
-// in them, nearly all, are not read where the file system counts a directory's own (as links to it).
+// CountDirs counts the existing directories after the root is opened, while others are created and removed. If the file system
+// counts subdirectories as links to a directory, directories without any, which are nearly all, need not be read.
 func (d *Dir) CountDirs(ctx context.Context) {
 	pending := []string{d.Path}
 	d.settling.Lock()
@@ -152,12 +153,12 @@ func (d *Dir) CountDirs(ctx context.Context) {
 	d.counting = counting{booked: d.counting.booked}
 }
 
-// read lists the directories in one.
+// read returns the subdirectories of a directory.
 func (d *Dir) read(dir string) map[string]struct{} {
 	inside := map[string]struct{}{}
 	info, err := d.FS.Stat(dir)
 	if err != nil || !info.IsDir() || info.Links == noneInside {
-		return inside // it went, or may not be read, or none is in it
+		return inside // removed in between, unreadable, or without subdirectories
 	}
 	list, err := d.FS.ReadDir(dir)
 	if err != nil {
@@ -165,7 +166,7 @@ func (d *Dir) read(dir string) map[string]struct{} {
 	}
 	for _, e := range list {
 		if e.Name() == pieceformat.MetaDir && dir != d.Path {
-			return map[string]struct{}{} // another root's
+			return map[string]struct{}{} // the directory is another root
 		}
 		if e.IsDir() {
 			inside[dir+"/"+e.Name()] = struct{}{}
@@ -174,13 +175,13 @@ func (d *Dir) read(dir string) map[string]struct{} {
 	return inside
 }
 
-// noneInside is how many links a directory without others in it has: its name, and its own entry for itself.
+// noneInside is the number of links of a directory without subdirectories: its name and its entry for itself.
 const noneInside = 2
 
-// maxLasting is how many directories are remembered as durable.
+// maxLasting is the most directories that are remembered as durable.
 const maxLasting = 1 << 16
 
-// MakeDir makes a directory below the root, and where names are made durable those of all its levels.
+// MakeDir creates a directory below the root. If names are made durable, it makes the names of all its levels durable.
 func (d *Dir) MakeDir(dir string) error {
 	if err := d.make(dir); err != nil || !d.strict {
 		return err
@@ -190,7 +191,7 @@ func (d *Dir) MakeDir(dir string) error {
 	return d.settle(dir)
 }
 
-// SyncBytes makes the bytes of a file durable that another process has written: a host, perhaps, that syncs nothing.
+// SyncBytes makes the bytes of a file durable. Another process has written it, which may be a host that syncs nothing.
 func (d *Dir) SyncBytes(name string) error {
 	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
@@ -203,7 +204,7 @@ func (d *Dir) SyncBytes(name string) error {
 	return nil
 }
 
-// SyncName makes the names in a directory durable, and those of the directories above it.
+// SyncName makes the names in a directory durable, and the names of the directories above it.
 func (d *Dir) SyncName(dir string) error {
 	if err := d.FS.SyncDir(dir); err != nil {
 		return d.SyncFailed(err)
@@ -213,8 +214,8 @@ func (d *Dir) SyncName(dir string) error {
 	return d.settle(dir)
 }
 
-// settle makes the names of a directory and of those above it durable, unless this process has done that. Those that
-// were there may have been made by a process that was killed, or by a put that is about to do the same.
+// settle makes the names of a directory and of those above it durable, unless this process has done so before. An existing
+// directory may come from a process that was killed, or from a put that has not made it durable yet.
 func (d *Dir) settle(dir string) error {
 	for above := dir; len(above) > len(d.Path); above = filepath.Dir(above) {
 		if _, ok := d.lasting.Load(above); ok {
@@ -223,7 +224,7 @@ func (d *Dir) settle(dir string) error {
 		if err := d.FS.SyncDir(filepath.Dir(above)); err != nil {
 			return d.SyncFailed(err)
 		}
-		if d.lastingN.Add(1) > maxLasting { // a place policy may make as many as it likes
+		if d.lastingN.Add(1) > maxLasting { // bounds the memory: a place policy may create any number of directories
 			d.ForgetDirs()
 		}
 		d.lasting.Store(above, struct{}{})
@@ -231,13 +232,13 @@ func (d *Dir) settle(dir string) error {
 	return nil
 }
 
-// ForgetDirs forgets which names are durable, as of a root that was out of service.
+// ForgetDirs forgets which names are durable, for a root that was out of service.
 func (d *Dir) ForgetDirs() {
 	d.lasting.Clear()
 	d.lastingN.Store(0)
 }
 
-// SyncFailed counts a sync that failed, and returns its error.
+// SyncFailed counts a failed sync and returns its error.
 func (d *Dir) SyncFailed(cause error) error {
 	d.SyncFails.Add(1)
 	return fmt.Errorf("%w: %w", ErrSync, cause)

@@ -1,13 +1,12 @@
-// Package files is one root's directory: where a piece's file is, which names are durable, and what becomes of files
-// that are not served.
+// Package files manages the directory of one root: the files of pieces, the durability of names, and the files that are no
+// longer served.
 //
-// A file that is not wanted is removed at once. One that cannot be is an orphan: [Orphans] lists it and tries again,
-// and its bytes stay in the account until it is gone. A damaged file is kept in the [Quarantine] for the operator to look
-// at, the newest few of them.
+// An unwanted file is removed at once. If that fails, the file is an orphan: [Orphans] lists it and tries again, and its bytes
+// stay in the account until it is gone. The newest damaged files are kept in the [Quarantine] for the operator to examine.
 //
 // # Locks
 //
-// Orphans and Quarantine have a lock each, under which no file is touched and no policy is called. That of the
-// quarantine may be taken under the root's, and takes the account's. A directory is made under a lock of its own, in which
-// files are touched; it goes under the same lock.
+// Orphans and Quarantine each have a lock. No file is accessed and no policy is called while it is held. The lock of the
+// quarantine may be taken while the root's is held, and the account's lock may be taken while the quarantine's is held.
+// Directories are created and removed under a lock of their own, during which files are accessed.
 package files

@@ -12,38 +12,38 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Orphan is a file that is not wanted and could not be unlinked. Its bytes stay in the root's account until it is
-// gone. The upkeep tries again, and so does a root before it returns to service.
+// Orphan is an unwanted file that could not be unlinked. Its bytes stay in the root's account until it is gone. The upkeep
+// tries again, and so does a root before it returns to service.
 type Orphan struct {
 	name    string
 	bytes   int64
-	gone    func() // called when it is gone; or nil
-	renamed bool   // the name may be of another file than the one that is unwanted, which is only
+	gone    func() // called when the file is gone; may be nil
+	renamed bool   // the name may belong to another file than the unwanted one, which only identifies
 	only    staging.Info
 
-	// Guarded by Orphans.mu, like the rest after the orphan is listed.
-	deleting bool // it is being unlinked
-	claimed  bool // a put may be about to publish under its name
+	// The following fields, and all above once the orphan is listed, are guarded by Orphans.mu.
+	deleting bool // being unlinked
+	claimed  bool // a put may be about to publish under this name
 }
 
-// Orphans are a root's. No file is touched under its lock: an orphan that is being unlinked is marked, and only a put that
-// needs its name waits for it.
+// Orphans are the orphans of a root. No file is accessed under the lock: an orphan that is being unlinked is marked instead,
+// and only a put that needs its name waits.
 type Orphans struct {
 	dir   *Dir
 	mu    sync.Mutex
-	ended sync.Cond            // on mu: an orphan is no longer being unlinked
-	queue []*Orphan            // oldest first, without those that are being unlinked or are claimed
+	ended sync.Cond            // on mu; signalled when an orphan is no longer being unlinked
+	queue []*Orphan            // oldest first; without orphans that are being unlinked or are claimed
 	by    map[string][]*Orphan // by name
 }
 
-// maxOrphans bounds the memory: those beyond are in the account until the next start.
+// maxOrphans bounds the memory of the list. The bytes of further orphans are in the account until the next start.
 const maxOrphans = 1 << 16
 
 func (l *Orphans) init(d *Dir) {
 	l.dir, l.ended.L, l.by = d, &l.mu, map[string][]*Orphan{}
 }
 
-// add takes no orphan when the list is full. The caller holds l.mu.
+// add adds an orphan unless the list is full. l.mu must be held.
 func (l *Orphans) add(o *Orphan) {
 	if len(l.queue) < maxOrphans {
 		l.queue = append(l.queue, o)
@@ -51,15 +51,15 @@ func (l *Orphans) add(o *Orphan) {
 	}
 }
 
-// forget takes an orphan off the list that is not in the queue. The caller holds l.mu.
+// forget removes an orphan that is not in the queue from the list. l.mu must be held.
 func (l *Orphans) forget(o *Orphan) {
 	if l.by[o.name] = slices.DeleteFunc(l.by[o.name], func(p *Orphan) bool { return p == o }); len(l.by[o.name]) == 0 {
 		delete(l.by, o.name)
 	}
 }
 
-// Claim keeps the orphans from being unlinked that have this name and no claim, so that what is published there is not
-// unlinked. Their bytes stay booked until Settle. It waits for those that are being unlinked.
+// Claim marks the orphans with this name, so that a file published under the name is not unlinked. Orphans that are claimed
+// already are left out. Their bytes stay booked until Settle. It waits for orphans that are being unlinked.
 func (l *Orphans) Claim(name string) (list []*Orphan) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,7 +78,7 @@ func (l *Orphans) Claim(name string) (list []*Orphan) {
 	return list
 }
 
-// unclaim ends the claim of an orphan, which is the newest again unless it is gone.
+// unclaim ends the claim of an orphan. Unless the orphan is gone, it goes to the end of the queue.
 func (l *Orphans) unclaim(o *Orphan, gone bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,10 +89,10 @@ func (l *Orphans) unclaim(o *Orphan, gone bool) {
 	}
 }
 
-// again lists a file that could not be unlinked and takes so many bytes. It books those that no orphan of its name has in
-// the account yet, and returns them: the same file may have been left before.
+// again lists a file that could not be unlinked and has so many bytes. It books the bytes that no orphan with this name has
+// booked yet, and returns them, since the same file may have failed before.
 func (l *Orphans) again(name string, bytes int64) (more int64) {
-	l.dir.account.Add(capacity.Orphans, bytes) // before another can remove the file
+	l.dir.account.Add(capacity.Orphans, bytes) // before another goroutine can remove the file
 	if more = l.grow(name, bytes); more < bytes {
 		l.dir.account.Remove(capacity.Orphans, bytes-more)
 	}
@@ -113,7 +113,7 @@ func (l *Orphans) grow(name string, bytes int64) (more int64) {
 	return bytes
 }
 
-// first marks the oldest orphan for its deletion; nil when there is none.
+// first marks the oldest orphan as being unlinked and returns it, or nil if there is none.
 func (l *Orphans) first() *Orphan {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -125,7 +125,7 @@ func (l *Orphans) first() *Orphan {
 	return o
 }
 
-// deleted ends the deletion of an orphan, which is the newest again if it failed.
+// deleted ends the unlinking of an orphan. If it failed, the orphan goes to the end of the queue.
 func (l *Orphans) deleted(o *Orphan, failed error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -143,7 +143,7 @@ func (l *Orphans) len() int {
 	return len(l.queue)
 }
 
-// Has says whether a file is an orphan, also while a put has claimed it: what stands there is in the account.
+// Has reports whether a file is an orphan, including one that a put has claimed. Such a file is already in the account.
 func (l *Orphans) Has(name string) bool {
 	l.mu.Lock()
 	list := slices.Clone(l.by[name])
@@ -157,8 +157,8 @@ func (l *Orphans) Has(name string) bool {
 	})
 }
 
-// OnRemoval has gone called when an orphan is removed, before its bytes leave the account. It is false when it has been
-// removed.
+// OnRemoval registers a function that is called when an orphan has been removed, before its bytes leave the account. It returns
+// false if the orphan is already gone.
 func (l *Orphans) OnRemoval(name string, gone func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -170,7 +170,7 @@ func (l *Orphans) OnRemoval(name string, gone func()) bool {
 	return true
 }
 
-// later lists a file and books its bytes, which comes first: another may remove the file as soon as it is listed.
+// later lists an orphan and books its bytes. The bytes are booked first, since the file may be removed as soon as it is listed.
 func (l *Orphans) later(o *Orphan) {
 	l.dir.account.Add(capacity.Orphans, o.bytes)
 	l.mu.Lock()
@@ -178,20 +178,20 @@ func (l *Orphans) later(o *Orphan) {
 	l.add(o)
 }
 
-// AddLate lists a name under which an operation that was abandoned may yet leave a file. Any other error is ignored.
+// AddLate lists a name under which an abandoned operation may still create a file. It ignores all errors other than a hang.
 func (l *Orphans) AddLate(name string, err error) {
 	if health.Hung(err) {
 		l.later(&Orphan{name: name})
 	}
 }
 
-// AddRenamed lists a name that a file may have got, or may yet get, in a rename that reported an error. Any other file
-// of that name is left alone.
+// AddRenamed lists a name that a file may have got, or may still get, by a rename that reported an error. Any other file with
+// that name is left alone.
 func (l *Orphans) AddRenamed(name string, file staging.Info, bytes int64) {
 	l.later(&Orphan{name: name, only: file, renamed: true, bytes: bytes})
 }
 
-// Retry tries each orphan once more, until the process is short of something. It says whether any are left.
+// Retry tries to unlink each orphan once, until the process runs short of a resource. It reports whether any orphans are left.
 func (l *Orphans) Retry(ctx context.Context) (left bool) {
 	for range l.len() {
 		if ctx.Err() != nil || l.dir.Health.State() == health.Out || !l.retryOne() {
@@ -201,7 +201,7 @@ func (l *Orphans) Retry(ctx context.Context) (left bool) {
 	return l.len() > 0
 }
 
-// retryOne tries the oldest one. It is false when there is none, or the process is short of something.
+// retryOne tries to unlink the oldest orphan. It returns false if there is none or if the process is short of a resource.
 func (l *Orphans) retryOne() bool {
 	o := l.first()
 	if o == nil {
@@ -218,7 +218,7 @@ func (l *Orphans) retryOne() bool {
 	return health.Judge(err) != health.Shortage
 }
 
-// unlink removes an orphan's file, and none but it.
+// unlink removes the file of an orphan, and no other file with its name.
 func (l *Orphans) unlink(o *Orphan) error {
 	if o.renamed {
 		if now, err := l.dir.FS.Stat(o.name); err != nil || !now.Same(o.only) {
@@ -228,8 +228,8 @@ func (l *Orphans) unlink(o *Orphan) error {
 	return l.dir.remove(o.name)
 }
 
-// Settle ends claims. With gone the orphans are over: a published piece has their name now, or it is free. Else they are
-// tried again.
+// Settle ends claims. With gone set, the orphans are removed from the list, because their name is free or belongs to a
+// published piece now. Otherwise they are tried again.
 func (l *Orphans) Settle(list []*Orphan, gone bool) {
 	for _, o := range list {
 		if l.unclaim(o, gone); gone {
@@ -238,7 +238,7 @@ func (l *Orphans) Settle(list []*Orphan, gone bool) {
 	}
 }
 
-// removed takes an orphan out of the account.
+// removed removes an orphan's bytes from the account.
 func (l *Orphans) removed(o *Orphan) {
 	if o.gone != nil {
 		o.gone()

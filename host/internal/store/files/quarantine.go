@@ -13,25 +13,25 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
-// Quarantine is the damaged files that a root keeps for the operator to look at: the newest few.
+// Quarantine holds the newest damaged files of a root, for the operator to examine.
 type Quarantine struct {
 	dir      *Dir
 	sequence *Sequence
-	maxFiles int // 0: none are kept
+	maxFiles int // 0 if no files are kept
 	maxBytes int64
 
-	unread atomic.Bool // Recount could not look
+	unread atomic.Bool // the last Recount failed
 
 	mu    sync.Mutex
 	files []Kept          // oldest first
-	known map[string]bool // those, and what is being removed
+	known map[string]bool // names in files, and those of files that are being removed
 	bytes int64
-	count uint64 // files moved here
+	count uint64 // number of files moved here
 }
 
-// Kept is a damaged file.
+// Kept is a damaged file in quarantine.
 type Kept struct {
-	name  string // absolute; empty: the file was removed instead
+	name  string // absolute; empty if the file was removed instead
 	Bytes int64
 }
 
@@ -40,21 +40,21 @@ func (q *Quarantine) init(d *Dir, cfg Config) {
 	q.maxFiles, q.maxBytes = max(cfg.QuarantineFiles, 0), cfg.QuarantineBytes
 }
 
-// SetBytes changes how many bytes are kept. What is too much goes when the next file comes, or when bytes are needed.
+// SetBytes changes the most bytes that are kept. Excess files are removed when the next file arrives or when bytes are needed.
 func (q *Quarantine) SetBytes(most int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.maxBytes = most
 }
 
-// Isolate moves a file into quarantine that the index does not know, so that its name is free.
+// Isolate moves a file that is not in the index into quarantine, so that its name is free.
 func (q *Quarantine) Isolate(name string, cause error) {
 	k, _ := q.Move(name, 0, cause)
 	q.Remove(q.Add(k))
 }
 
-// Move moves a file into quarantine and returns it with its size, or removes it. left is what it takes if neither can
-// be done, and booked. The caller books those of the file with Add.
+// Move moves a file into quarantine and returns it with its size. If that is not possible, it removes the file. If that fails,
+// too, left is the number of bytes that were booked for it as an orphan. The caller must book the returned file with Add.
 func (q *Quarantine) Move(name string, most int64, cause error) (k Kept, left int64) {
 	d := q.dir
 	info, err := d.FS.Stat(name)
@@ -62,7 +62,7 @@ func (q *Quarantine) Move(name string, most int64, cause error) (k Kept, left in
 		q.Recount()
 		return Kept{}, 0
 	}
-	perhaps := "" // a name that the file may have, though the rename reported an error
+	perhaps := "" // name that the file may have although the rename reported an error
 	if err == nil && info.Mode.IsRegular() && q.maxFiles > 0 && q.fits(pieceformat.Padded(info.Allocated)) {
 		k = Kept{name: q.nameFor(name), Bytes: pieceformat.Padded(info.Allocated)}
 		if err = d.FS.RenameNoReplace(name, k.name); err != nil {
@@ -99,7 +99,7 @@ func (q *Quarantine) nameFor(name string) string {
 	return q.dir.Slash + pieceformat.QuarantineName(q.sequence.Stamp(), q.sequence.Number(), filepath.Base(name))
 }
 
-// Add books a file and returns those that must be removed for it.
+// Add books a file and returns the files that must be removed for it.
 func (q *Quarantine) Add(k Kept) (excess []Kept) {
 	if k.name == "" {
 		return nil
@@ -107,7 +107,7 @@ func (q *Quarantine) Add(k Kept) (excess []Kept) {
 	return q.enter(k, true)
 }
 
-// enter books a file that is not booked yet. A file that was moved here just now counts as one more.
+// enter books a file unless it is booked. With moved set, it also counts the file as moved here.
 func (q *Quarantine) enter(k Kept, moved bool) (excess []Kept) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -127,7 +127,7 @@ func (q *Quarantine) enter(k Kept, moved bool) (excess []Kept) {
 	return excess
 }
 
-// oldest takes the oldest file off the list; the account has it until it is removed.
+// oldest removes the oldest file from the list. Its bytes stay in the account until it is removed from the disk.
 func (q *Quarantine) oldest() Kept {
 	k := q.files[0]
 	q.files = slices.Delete(q.files, 0, 1)
@@ -135,7 +135,7 @@ func (q *Quarantine) oldest() Kept {
 	return k
 }
 
-// Remove unlinks files that were taken off the list. The caller does not hold the root's lock.
+// Remove unlinks files that were taken off the list. The root's lock must not be held.
 func (q *Quarantine) Remove(list []Kept) {
 	for _, k := range list {
 		q.dir.Discard(k.name, k.Bytes)
@@ -146,7 +146,7 @@ func (q *Quarantine) Remove(list []Kept) {
 	}
 }
 
-// Shrink removes quarantined files, oldest first, until so many bytes are free. It is false when there are none.
+// Shrink removes files, the oldest first, until so many bytes are free. It returns false if there are none.
 func (q *Quarantine) Shrink(bytes int64) bool {
 	q.mu.Lock()
 	var list []Kept
@@ -160,20 +160,21 @@ func (q *Quarantine) Shrink(bytes int64) bool {
 	return len(list) > 0
 }
 
-// Load books what is there at the start.
+// Load books the existing files at the start.
 func (q *Quarantine) Load() error {
-	if err := q.book(false); err != nil { // its bytes would be in no account
+	if err := q.book(false); err != nil { // otherwise its bytes would be in no account
 		return fmt.Errorf("store: root %s: %w", q.dir.Path, err)
 	}
 	return nil
 }
 
-// Recount books files that another program has moved into quarantine, as a repair of the root does while this host runs. It
-// is called whenever a file is missing, before the file's own bytes are free, and at the end of a scan, which may have missed
-// what was moved.
+// Recount books files that another program has moved into quarantine, as a repair does while this host runs. It is called
+// whenever a file is missing, before the bytes of that file are released. It is also called at the end of a scan, which may
+// have missed a moved file.
 func (q *Quarantine) Recount() { q.unread.Store(q.book(true) != nil) }
 
-// book books files that are here and not on the list; with repaired those alone that a repair has moved.
+// book books files in the directory that are not on the list. With repaired set, it considers only files that a repair has
+// moved.
 func (q *Quarantine) book(repaired bool) error {
 	list, err := q.dir.FS.ReadDir(q.dir.Slash + pieceformat.QuarantineDir)
 	if err != nil {
@@ -182,7 +183,7 @@ func (q *Quarantine) book(repaired bool) error {
 	for _, e := range list {
 		name := q.dir.Slash + pieceformat.QuarantineDir + "/" + e.Name()
 		if repaired && (!pieceformat.IsRepairName(e.Name()) || q.has(name) || q.dir.Orphans.Has(name)) {
-			continue // it is booked: this host's own were when they were moved
+			continue // booked: this host's own files were booked when they were moved
 		}
 		info, err := q.dir.FS.Stat(name)
 		if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode.IsRegular() {
@@ -201,28 +202,28 @@ func (q *Quarantine) has(name string) bool {
 	return q.known[name]
 }
 
-// Reread is Recount if that was not possible, as without descriptors.
+// Reread repeats a Recount that failed, for example for lack of descriptors.
 func (q *Quarantine) Reread() {
 	if q.unread.Load() {
 		q.Recount()
 	}
 }
 
-// Reset forgets what is here, of a root that is opened again.
+// Reset forgets all files, for a root that is opened again.
 func (q *Quarantine) Reset() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.files, q.known, q.bytes = nil, map[string]bool{}, 0
 }
 
-// Count is how many files were moved here.
+// Count returns the number of files moved here.
 func (q *Quarantine) Count() uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.count
 }
 
-// Hold returns the bytes that are kept. Until release is called nothing is added and nothing leaves.
+// Hold returns the bytes that are kept. Until release is called, nothing is added and nothing is removed.
 func (q *Quarantine) Hold() (bytes int64, release func()) {
 	q.mu.Lock()
 	return q.bytes, q.mu.Unlock

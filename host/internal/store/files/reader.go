@@ -15,33 +15,33 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Reader reads the disk of one root, and changes nothing. A scan, a checkpoint and fsck see a root by it alone, so that they agree on
-// it.
+// Reader reads the disk of one root without changing it. A scan, a checkpoint and fsck all use it, so that they agree on the
+// contents of a root.
 type Reader struct {
 	Path  string // absolute
 	Slash string // Path and a slash
 	FS    staging.FS
 }
 
-// NewReader makes a Reader. Nothing is read yet.
+// NewReader returns a Reader. It does not access the disk.
 func NewReader(fsys staging.FS, path string) Reader {
 	return Reader{Path: path, Slash: path + "/", FS: fsys}
 }
 
-// By is the reader of the same root by another file system.
+// By returns a reader of the same root that uses another file system.
 func (d *Reader) By(fsys staging.FS) *Reader { return &Reader{Path: d.Path, Slash: d.Slash, FS: fsys} }
 
-// FileKind is the use of a file, by its name and type.
+// FileKind is the kind of a file according to its name and type.
 type FileKind uint8
 
-// The kinds.
+// Kinds of files.
 const (
 	MayBePiece FileKind = iota
-	Temporary           // of a put; see [pieceformat.ParseTemp]
-	Foreign             // no file of the store
+	Temporary           // temporary file of a put: see [pieceformat.ParseTemp]
+	Foreign             // not a file of the store
 )
 
-// KindOf is the kind of a file with a path.
+// KindOf returns the kind of a file.
 func KindOf(rel string, regular bool) FileKind {
 	base := filepath.Base(rel)
 	if _, temp := pieceformat.ParseTemp(base); temp {
@@ -52,8 +52,8 @@ func KindOf(rel string, regular bool) FileKind {
 	return MayBePiece
 }
 
-// Walk visits every file below a directory of the root, on several goroutines. Paths are below the root; the directory is empty, or
-// ends with a slash. skipped gets directories that cannot be read, and other roots, with [staging.ErrForeign].
+// Walk calls visit for every file below a directory of the root, on several goroutines. dir is empty or ends with a slash.
+// Paths are relative to the root. skipped gets directories that cannot be read, and other roots with [staging.ErrForeign].
 func (d *Reader) Walk(
 	ctx context.Context, dir string, workers int, visit func(rel string, is FileKind), skipped func(rel string, err error),
 ) error {
@@ -62,7 +62,7 @@ func (d *Reader) Walk(
 	}, func(rel string, err error) { skipped(dir+rel, err) })
 }
 
-// Look reads the header of the file with a name.
+// Look reads the header of a file.
 func (d *Reader) Look(name string) (pieceformat.Header, staging.Info, error) {
 	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
@@ -76,13 +76,13 @@ func (d *Reader) Look(name string) (pieceformat.Header, staging.Info, error) {
 	var page [pieceformat.Page]byte
 	n, err := f.ReadAt(page[:min(info.Size, pieceformat.Page)], 0)
 	if err != nil && n < pieceformat.Page && err != io.EOF {
-		return pieceformat.Header{}, info, err // which says nothing of what is in the file
+		return pieceformat.Header{}, info, err // this error says nothing about the content of the file
 	}
 	h, err := Head(page[:n], info)
 	return h, info, err
 }
 
-// Head decodes the first page of a file, and compares the header with the file's size.
+// Head decodes the first page of a file and compares the header with the file's size.
 func Head(page []byte, info staging.Info) (h pieceformat.Header, err error) {
 	if h, err = pieceformat.DecodeHeader(page); err == nil && h.FileBytes() != info.Size {
 		err = fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, info.Size, h.FileBytes())
@@ -90,7 +90,7 @@ func Head(page []byte, info staging.Info) (h pieceformat.Header, err error) {
 	return h, err
 }
 
-// Blank says whether a file has room for a piece and no first page yet.
+// Blank reports whether a file has room for a piece, and a first page that was never written.
 func (d *Reader) Blank(name string) bool {
 	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
@@ -102,20 +102,20 @@ func (d *Reader) Blank(name string) bool {
 	return (err == nil || err == io.EOF) && IsBlank(page[:n])
 }
 
-// IsBlank says that the first page of a file was never written, as after a power failure.
+// IsBlank reports whether the first page of a file was never written, as after a power failure.
 func IsBlank(page []byte) bool {
 	return len(page) == pieceformat.Page && [pieceformat.Page]byte(page) == [pieceformat.Page]byte{}
 }
 
-// maxWhole bounds what is read as a whole: a namespace's text, a plan.
+// maxWhole is the largest size of a file that is read at once: a namespace's text or a plan.
 const maxWhole = 4 << 20
 
-// Read reads a whole file, given by its path below the root.
+// Read reads a whole file, given its path below the root.
 func (d *Reader) Read(rel string) ([]byte, staging.Info, error) {
 	return pieceformat.ReadFile(d.FS, d.Slash+rel, maxWhole)
 }
 
-// Open opens a file for read.
+// Open opens a file, calls read, and closes the file.
 func (d *Reader) Open(rel string, read func(f staging.File, info staging.Info) error) error {
 	f, err := d.FS.OpenFile(d.Slash+rel, os.O_RDONLY, 0)
 	if err != nil {
@@ -128,13 +128,13 @@ func (d *Reader) Open(rel string, read func(f staging.File, info staging.Info) e
 	return errors.Join(err, f.Close())
 }
 
-// Text reads the text of a namespace. The error is [fs.ErrNotExist] where the root has none. It may say of a text that one of its two
-// copies is missing or damaged.
+// Text reads the text of a namespace. The error is [fs.ErrNotExist] if the root does not hold the text. An error together with
+// a text means that one of its two copies is missing or damaged.
 func (d *Reader) Text(digest kv.Digest) (text []byte, err error) {
 	return d.copied(pieceformat.NamespacesDir, digest, func(b []byte) error { return pieceformat.CheckText(digest, b) })
 }
 
-// Plan reads a plan, and its bytes, likewise.
+// Plan reads a plan and its encoding. Errors are as for Text.
 func (d *Reader) Plan(digest kv.Digest) (plan *kv.Plan, b []byte, err error) {
 	b, err = d.copied(pieceformat.PlansDir, digest, func(b []byte) error {
 		p, err := pieceformat.DecodePlan(digest, b)
@@ -146,7 +146,7 @@ func (d *Reader) Plan(digest kv.Digest) (plan *kv.Plan, b []byte, err error) {
 	return plan, b, err
 }
 
-// copied reads a file that is there twice.
+// copied reads a file that has two copies.
 func (d *Reader) copied(dir string, digest kv.Digest, judge func([]byte) error) (data []byte, err error) {
 	for _, dir := range pieceformat.Copies(dir) {
 		b, _, bad := d.Read(dir + "/" + digest.String())

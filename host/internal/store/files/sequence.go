@@ -7,13 +7,13 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
-// Sequence gives out what must never repeat or go back: the times of events, the times of storing and the numbers of
-// temporaries. It is one store's, safe for concurrent use, and has no lock.
+// Sequence generates values that must never repeat or decrease: times of events, store times and numbers of temporary files. A
+// store has one. It is safe for concurrent use and has no lock.
 type Sequence struct {
 	now       func() time.Time
 	host      string
 	start     time.Time
-	stamps    atomic.Int64 // the latest store time
+	stamps    atomic.Int64 // latest store time
 	numbers   atomic.Uint64
 	firstTemp uint64
 }
@@ -25,14 +25,14 @@ func (s *Sequence) Init(now func() time.Time, host string) {
 	s.numbers.Store(s.firstTemp)
 }
 
-// Clock returns the time of events: nanoseconds since the store was opened.
+// Clock returns the time for events: nanoseconds since the store was opened.
 func (s *Sequence) Clock() uint64 { return uint64(max(0, s.now().Sub(s.start))) }
 
-// farAhead is how far the latest store time may be ahead of the clock. Beyond that it came from a wrong clock.
+// farAhead is the most that the latest store time may be ahead of the clock. A store time beyond that came from a wrong clock.
 const farAhead = time.Hour
 
-// Stamp returns a store time. Store times are distinct and increasing, so that a scan finds the order of stores. They
-// start again from the clock when the latest one is far ahead of it.
+// Stamp returns a store time. Store times are distinct and increasing, so that a scan can determine the order of stores. They
+// restart from the clock if the latest one is too far ahead of it.
 func (s *Sequence) Stamp() int64 {
 	now := s.now().UnixNano()
 	for {
@@ -47,7 +47,7 @@ func (s *Sequence) Stamp() int64 {
 	}
 }
 
-// StampsFrom makes later store times greater than last, which is of an earlier run.
+// StampsFrom makes later store times greater than last, which is a store time of an earlier run.
 func (s *Sequence) StampsFrom(last int64) {
 	if last > s.now().Add(farAhead).UnixNano() {
 		return
@@ -60,15 +60,15 @@ func (s *Sequence) StampsFrom(last int64) {
 	}
 }
 
-// Number returns the next number for a file's name.
+// Number returns a number for the name of a file.
 func (s *Sequence) Number() uint64 { return s.numbers.Add(1) }
 
-// TempName names a new temporary next to target.
+// TempName returns a new temporary name in the directory of target.
 func (s *Sequence) TempName(target string) string {
 	return pieceformat.TempName(target, s.host, s.Number())
 }
 
-// Wrote reports whether this run made a temporary of this host.
+// Wrote reports whether this run created a temporary file of this host.
 func (s *Sequence) Wrote(t pieceformat.Temp) bool {
 	return t.Seq > s.firstTemp && t.Seq <= s.numbers.Load()
 }

@@ -9,23 +9,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Condition is what an error of an operation on files speaks of. [Judge] decides it, for the whole store: a table in
-// host/docs/design.md says what each means for the operation, the piece, the root and the host.
+// Condition classifies the error of a file operation. [Judge] decides it for the whole store. A table in host/docs/design.md
+// lists the consequences of each condition for the operation, the piece, the root and the host.
 type Condition uint8
 
-// The conditions.
+// Conditions of a file operation.
 const (
-	Other      Condition = iota // of the bytes, or not known
-	Gone                        // of the name: no file has it
-	Shortage                    // of the process, which is short of something; it passes, and nothing was begun
-	NoRoom                      // of the file system's space; nothing was begun
-	Protected                   // of a file system that is read-only; nothing was begun
-	Refused                     // of rights: the file's, or those of the process; nothing was begun
-	Device                      // of what is under the file system, or of the way to it
-	Unanswered                  // there was no answer, or the root is out
+	Other      Condition = iota // about the bytes, or unknown
+	Gone                        // no file has the name
+	Shortage                    // the process is short of a resource; this is temporary, and nothing was begun
+	NoRoom                      // the file system has no space; nothing was begun
+	Protected                   // the file system is read-only; nothing was begun
+	Refused                     // the file or the process lacks a permission; nothing was begun
+	Device                      // the device under the file system, or the way to it, failed
+	Unanswered                  // there was no answer, or the root is out of service
 )
 
-// errnos are those of each condition.
+// errnos lists the error numbers of each condition.
 var errnos = map[Condition][]unix.Errno{
 	Gone:      {unix.ENOENT, unix.ENOTDIR, unix.EISDIR, unix.ESTALE},
 	Shortage:  {unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.EINTR, unix.EAGAIN},
@@ -35,11 +35,11 @@ var errnos = map[Condition][]unix.Errno{
 	Device: {
 		unix.EIO, unix.ENXIO, unix.ENODEV, unix.ENOTCONN, unix.ESHUTDOWN, unix.EHOSTDOWN, unix.EREMOTEIO, unix.ETIMEDOUT,
 		unix.EUCLEAN, unix.EBUSY, unix.ECONNABORTED, unix.ECONNRESET, unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETDOWN,
-		unix.ENETUNREACH, unix.ENOLINK, // file systems of a network, and those whose process has ended
+		unix.ENETUNREACH, unix.ENOLINK, // network file systems, and file systems with a process that has ended
 	},
 }
 
-// Judge says what an error speaks of.
+// Judge returns the condition of an error.
 func Judge(err error) Condition {
 	if errors.Is(err, staging.ErrHung) || errors.Is(err, ErrOut) {
 		return Unanswered
@@ -58,8 +58,8 @@ func Judge(err error) Condition {
 	return Other
 }
 
-// MayBeOneFile says that the error may be of one file alone, or of all of its root.
+// MayBeOneFile reports whether the error may concern a single file, and not the whole root.
 func (c Condition) MayBeOneFile() bool { return c == Gone || c == Refused || c == Device }
 
-// Untouched says that an operation that failed so has changed nothing.
+// Untouched reports whether an operation with such an error has changed nothing.
 func (c Condition) Untouched() bool { return c >= Shortage && c <= Refused }

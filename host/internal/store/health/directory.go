@@ -17,26 +17,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Directory is a root's: the one that was there when the root was opened, under its lock.
+// Directory is the directory of a root as it was when the root was opened, with its locks.
 type Directory struct {
 	path    string
 	lock    string   // name of the lock file
-	own     []string // directories that the store keeps in it
-	alone   bool     // no other host uses it
+	own     []string // the store's own directories in it
+	alone   bool     // no other host uses the root
 	monitor *Monitor
 
 	mu   sync.Mutex
 	self staging.Info
-	file staging.Info // the lock file
-	held []io.Closer  // the last one is the lock file's
+	file staging.Info // identity of the lock file
+	held []io.Closer  // held locks; the last one is the lock file's
 }
 
-// NewDirectory is the directory of a monitored root.
+// NewDirectory returns the directory of a monitored root.
 func NewDirectory(m *Monitor, path, lock string, own []string, alone bool) *Directory {
 	return &Directory{path: path, lock: lock, own: own, alone: alone, monitor: m}
 }
 
-// Lock locks the directory that is at the path now; Close gives it back.
+// Lock locks the directory that is now at the path. Close releases the locks.
 func (d *Directory) Lock() error {
 	bare := d.monitor.bare
 	locks, err := Lock(bare, d.path, d.lock, d.alone, d.makeOwn)
@@ -53,12 +53,12 @@ func (d *Directory) Lock() error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_ = Unlock(d.held) // of a directory that is gone, or on a file system that is
+	_ = Unlock(d.held) // their directory, or its file system, is gone
 	d.self, d.file, d.held = self, file, locks
 	return nil
 }
 
-// relock makes and locks the lock file again that was removed from a directory that is still locked.
+// relock creates and locks the lock file again after it was removed from a directory that is still locked.
 func (d *Directory) relock() error {
 	bare := d.monitor.bare
 	if err := d.makeOwn(); err != nil {
@@ -83,7 +83,7 @@ func (d *Directory) relock() error {
 	return nil
 }
 
-// makeOwn makes the store's directories, durably: what the root holds is only as durable as they are.
+// makeOwn creates the store's own directories durably, because files in the root are only as durable as their directories.
 func (d *Directory) makeOwn() error {
 	bare, log := d.monitor.bare, d.monitor.cfg.Log
 	synced := []string{d.path}
@@ -103,7 +103,7 @@ func (d *Directory) makeOwn() error {
 	return Clear(bare, d.lock, false, log)
 }
 
-// Close gives the locks back, if they are held.
+// Close releases the locks if they are held.
 func (d *Directory) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -112,7 +112,7 @@ func (d *Directory) Close() error {
 	return Unlock(held)
 }
 
-// Owner is the directory's user.
+// Owner returns the user that owns the directory.
 func (d *Directory) Owner() uint32 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -125,13 +125,13 @@ func (d *Directory) same(now staging.Info) bool {
 	return now.Same(d.self)
 }
 
-// Present says whether the directory is still there, and takes its root out when it is not.
+// Present reports whether the directory is still there. If it is not, Present takes the root out of service.
 func (d *Directory) Present() bool {
 	now, err := d.monitor.bare.Stat(d.path)
 	var unlocked error
 	if err == nil {
 		if unlocked = d.lockStands(); unlocked != nil {
-			now, err = d.monitor.bare.Stat(d.path) // the lock file may have gone with it
+			now, err = d.monitor.bare.Stat(d.path) // the lock file may have disappeared together with the directory
 		}
 	}
 	switch {
@@ -158,7 +158,7 @@ func (d *Directory) Present() bool {
 	return false
 }
 
-// lockStands fails unless the lock file is the one that is locked. Where that is unknown, it passes.
+// lockStands returns an error if the lock file is known not to be the locked one.
 func (d *Directory) lockStands() error {
 	now, err := d.monitor.bare.Stat(d.lock)
 	d.mu.Lock()
@@ -173,10 +173,10 @@ func (d *Directory) lockStands() error {
 	return nil
 }
 
-// Readable says whether the lock file can be read, as a file of the root that this host has made.
+// Readable returns an error if the lock file cannot be read. It stands for all files of the root that this host has written.
 func (d *Directory) Readable() error { return ReadThrough(d.monitor.bare, d.lock, 1) }
 
-// ReadThrough reads a file up to so many bytes, which are thrown away.
+// ReadThrough reads at most so many bytes of a file and discards them.
 func ReadThrough(fsys staging.FS, name string, most int64) error {
 	f, err := fsys.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
@@ -186,7 +186,7 @@ func ReadThrough(fsys staging.FS, name string, most int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// Same fails unless the directory is the one it was. A lock file that is gone is made again.
+// Same returns an error unless the directory is the original one. It creates a missing lock file again.
 func (d *Directory) Same() error {
 	now, err := d.monitor.bare.Stat(d.path)
 	switch {
@@ -200,9 +200,9 @@ func (d *Directory) Same() error {
 	return nil
 }
 
-// Adopt fails unless the directory is the one it was, or one to continue with. A directory that was made anew on the
-// same file system is taken, and is empty. One on another file system is taken only with the root's lock file in it:
-// else it is the mount point of something that is not mounted, and to fill it would fill what is under it.
+// Adopt returns an error unless the directory is the original one, or one that may replace it. A new directory on the same file
+// system is accepted, as an empty one. A directory on another file system is accepted only if it contains the root's lock file.
+// Otherwise it is probably the mount point of a file system that is not mounted, and kvhost would fill the file system below.
 func (d *Directory) Adopt() (empty bool, err error) {
 	bare := d.monitor.bare
 	now, err := bare.Stat(d.path)
@@ -215,7 +215,7 @@ func (d *Directory) Adopt() (empty bool, err error) {
 	d.mu.Lock()
 	was := d.self
 	d.mu.Unlock()
-	// Its lock lets the files be looked for in it.
+	// While its lock is held, the files in it can be examined.
 	self, err := bare.Lock(d.path)
 	if err != nil {
 		return false, err
@@ -234,8 +234,8 @@ func (d *Directory) Adopt() (empty bool, err error) {
 	return empty, d.Lock()
 }
 
-// Probe writes a page to a file of this name, reads it back and removes it. A file system that is full and otherwise
-// sound passes.
+// Probe writes a page to a file with this name, reads it back and removes the file. A full file system that is otherwise
+// healthy passes.
 func (d *Directory) Probe(name string) error {
 	bare := d.monitor.bare
 	f, err := bare.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
@@ -261,9 +261,9 @@ func (d *Directory) Probe(name string) error {
 	return errors.Join(err, f.Close(), bare.Remove(name))
 }
 
-// Lock takes a root's lock file, which keeps other hosts away, and, of a root that is not shared, the directory itself:
-// whoever removes the file does not open the root to another host. It does not wait.
-// prepare, if any, is called in between.
+// Lock takes the lock file of a root, which excludes other hosts. For a root that is not shared it also locks the directory
+// itself, so that removing the file does not admit another host. It does not wait. prepare is called between the two locks if
+// it is not nil.
 func Lock(fsys staging.FS, dir, file string, alone bool, prepare func() error) (locks []io.Closer, err error) {
 	if alone {
 		lock, err := fsys.Lock(dir)
@@ -271,7 +271,7 @@ func Lock(fsys staging.FS, dir, file string, alone bool, prepare func() error) (
 			if other, ferr := fsys.Lock(file); ferr == nil {
 				err = errors.Join(fmt.Errorf("%w, whose lock file was removed", err), other.Close())
 			} else if errors.Is(ferr, staging.ErrLocked) {
-				err = ferr // it says who
+				err = ferr // this error names the holder
 			}
 		}
 		if err != nil {
@@ -300,8 +300,9 @@ func Unlock(locks []io.Closer) error {
 	return errors.Join(errs...)
 }
 
-// MakeRoot makes a root's directory that is missing. It does not make what is above: where that is missing, a file system is not
-// mounted most of the time, and kvhost would fill the one below. With dry another directory is made next to it, and removed.
+// MakeRoot creates the missing directory of a root. It does not create the directories above: if they are missing, usually a
+// file system is not mounted, and kvhost would fill the one below. With dry set, it creates a directory next to it instead, and
+// removes it.
 func MakeRoot(fsys staging.FS, dir string, dry bool) error {
 	if !dry {
 		err := fsys.Mkdir(dir, 0o700)
@@ -321,8 +322,8 @@ func MakeRoot(fsys staging.FS, dir string, dry bool) error {
 	return cannotMake(dir, err)
 }
 
-// MissingRoot says whether a root's directory is to be made. It fails where the directory must not be used or made; with mount it must
-// not be on the file system of /.
+// MissingRoot reports whether the directory of a root has to be created. It returns an error if the directory must not be used
+// or created. With mount set, it must not be on the file system of /.
 func MissingRoot(fsys staging.FS, dir string, mount bool) (missing bool, err error) {
 	if mount {
 		if err := mounted(fsys, dir); err != nil {
@@ -343,7 +344,7 @@ func MissingRoot(fsys staging.FS, dir string, mount bool) (missing bool, err err
 	return true, nil
 }
 
-// cannotMake says what can be done where a root's directory cannot be made.
+// cannotMake adds advice to the error of creating a root's directory.
 func cannotMake(dir string, err error) error {
 	switch {
 	case errors.Is(err, unix.EROFS):
@@ -354,7 +355,7 @@ func cannotMake(dir string, err error) error {
 	return err
 }
 
-// mounted fails when a directory, or the one above it while it is missing, is on the file system of /.
+// mounted returns an error if a directory is on the file system of /. If the directory is missing, the one above it counts.
 func mounted(fsys staging.FS, dir string) error {
 	system, err := staging.OS().Stat("/")
 	if err != nil {
@@ -366,16 +367,16 @@ func mounted(fsys staging.FS, dir string) error {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil // MakeRoot says that it is missing
+		return nil // MakeRoot reports that it is missing
 	case err == nil && info.Dev == system.Dev:
 		return fmt.Errorf("%w: mount its file system, or take require_mount away", ErrNotMounted)
 	}
 	return err
 }
 
-// Clear frees a name that the store needs for a file of its own, or for a directory, from what is of another kind. A
-// link, a pipe, a socket or a device is unlinked. A file with several names, a file in a directory's place and a
-// directory in a file's get another name next to it, because the operator may want them.
+// Clear frees a name that the store needs for its own file or directory from an object of another kind. A link, pipe, socket or
+// device is removed. A file with several names, a file in the place of a directory, and a directory in the place of a file are
+// renamed, because the operator may want them.
 func Clear(fsys staging.FS, name string, directory bool, log *slog.Logger) error {
 	info, err := fsys.Stat(name)
 	switch {
@@ -398,7 +399,7 @@ func Clear(fsys staging.FS, name string, directory bool, log *slog.Logger) error
 	return err
 }
 
-// makeOwn makes a directory that the store keeps for itself below the root, and clears what is in its way.
+// makeOwn creates one of the store's own directories below the root, and clears obstacles.
 func makeOwn(fsys staging.FS, root, dir string, log *slog.Logger) error {
 	err := fsys.MkdirAll(root+"/"+dir, 0o700)
 	if !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, fs.ErrExist) {

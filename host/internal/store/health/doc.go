@@ -1,9 +1,9 @@
-// Package health keeps the state of one root: whether it is in service, takes stores, or is out.
+// Package health keeps the state of one root: in service, without new stores, or out of service.
 //
-// A [Monitor] sees the errors of the root's file operations and takes the root out of service when its device hangs,
-// fails repeatedly, or its directory disappears. A root that is out is probed with growing pauses and returns by
-// itself. A [Directory] tells whether the root's directory is the one it was.
+// A [Monitor] observes the errors of the root's file operations. It takes the root out of service when its device hangs or
+// fails repeatedly, or when its directory disappears. A root that is out is probed with growing pauses and returns by itself. A
+// [Directory] detects whether the root's directory is still the original one.
 //
-// The package knows nothing of what a root holds. What must be brought up to date before a root serves again is its
-// owner's, behind [Root].
+// The package knows nothing of the contents of a root. Before a root returns to service, its owner brings it up to date through
+// the interface [Root].
 package health

@@ -12,33 +12,32 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Root is what a monitor needs of its root.
+// Root is the interface of a monitor to its root.
 type Root interface {
-	// Probe says whether the root's directory is one to continue with, whether it is empty, and whether it can be written
-	// and read. It uses the unwatched files.
+	// Probe checks that the root's directory may be used and that it can be written and read. It reports whether the directory
+	// is empty. It uses the bare files.
 	Probe() (empty bool, err error)
-	// Reopen brings the root up to date and ends with Promote from the state given: [Returning], or [ReadOnly] if it was
-	// that.
+	// Reopen brings the root up to date and ends with Promote from the given state, which is [Returning] or [ReadOnly].
 	Reopen(ctx context.Context, from State, empty bool) error
 }
 
 type Config struct {
 	Dir   string
 	FS    staging.FS
-	Limit time.Duration // of one operation on files; negative: none
-	Every time.Duration // between checks; the unit of the pauses between probes
+	Limit time.Duration // limit of one file operation; negative means no limit
+	Every time.Duration // interval of checks, and the unit of the pauses between probes
 	Now   func() time.Time
 	Log   *slog.Logger
-	// Remote says that the root is reached by requests to a server, and has no device here.
+	// Remote means that the root is reached by requests to a server and has no local device.
 	Remote bool
-	Ended  func() // called when an operation that was given up has ended: a probe may be due
+	Ended  func() // called when an abandoned operation has ended, since a probe may be due
 }
 
-// Monitor is one root's state. It is safe for concurrent use, and its lock may be taken with any other held.
+// Monitor keeps the state of one root. It is safe for concurrent use. Its lock may be taken while any other is held.
 type Monitor struct {
 	cfg     Config
-	watched *staging.WatchedFS // refuses operations while the root is out; their errors are seen
-	bare    *staging.WatchedFS // for probes: refuses nothing, and what fails has no consequences
+	watched *staging.WatchedFS // refuses operations while the root is out, and reports their errors to the monitor
+	bare    *staging.WatchedFS // for probes: refuses nothing, and errors have no consequences
 	state   atomic.Uint32
 
 	mu      sync.Mutex
@@ -46,22 +45,23 @@ type Monitor struct {
 	since   time.Time
 	outages uint64
 	errors  float64
-	counted time.Time // when errors was right
-	tries   int       // probes since the root was last in
-	due     time.Time // of the next probe
+	counted time.Time // time to which errors refers
+	tries   int       // probes since the root was last in service
+	due     time.Time // time of the next probe
 }
 
 const (
-	// tolerated is how many errors of a device take its root out. They are forgotten one by one.
+	// tolerated is the number of device errors that takes the root out. One error is forgotten every forgetAfter.
 	tolerated   = 8
 	forgetAfter = 5 * time.Second
-	// MaxPause is the longest pause before the store tries again what failed in a root that is in service, in Config.Every.
+	// MaxPause is the longest pause before the store repeats a failed operation on a root in service, in units of Config.Every.
 	MaxPause = 64
-	// mostPause is that between probes: a device that is back is in use 5 s later, however long it was away.
+	// mostPause is the longest pause between probes, in units of Config.Every. A device that is back is used again within 5 s,
+	// even after a long outage.
 	mostPause = 4
 )
 
-// NewMonitor makes the monitor of a root that is in service.
+// NewMonitor returns the monitor of a root that is in service.
 func NewMonitor(cfg Config) *Monitor {
 	m := &Monitor{cfg: cfg}
 	ended := func(staging.Op, string) { cfg.Ended() }
@@ -70,13 +70,13 @@ func NewMonitor(cfg Config) *Monitor {
 	return m
 }
 
-// FS is the root's files. Its operations fail with [ErrOut] while the root is out.
+// FS returns the root's files. Operations fail with [ErrOut] while the root is out.
 func (m *Monitor) FS() *staging.WatchedFS { return m.watched }
 
-// Bare is the root's files for probes.
+// Bare returns the root's files for probes.
 func (m *Monitor) Bare() *staging.WatchedFS { return m.bare }
 
-// Close ends the watching.
+// Close ends the observation.
 func (m *Monitor) Close() {
 	m.watched.Close()
 	m.bare.Close()
@@ -84,20 +84,20 @@ func (m *Monitor) Close() {
 
 func (m *Monitor) State() State { return State(m.state.Load()) }
 
-// Serves says whether loads can come from the root.
+// Serves reports whether the root can serve loads.
 func (m *Monitor) Serves() bool { return m.State() <= ReadOnly }
 
-// Takes says whether stores can go to the root.
+// Takes reports whether the root takes stores.
 func (m *Monitor) Takes() bool { return m.State() <= Full }
 
-// Stuck is the number of operations that were given up and have not ended.
+// Stuck returns the number of abandoned operations that have not ended.
 func (m *Monitor) Stuck() int { return m.watched.Stuck() + m.bare.Stuck() }
 
-// Report is a monitor's state and its history.
+// Report is the state of a monitor and its history.
 type Report struct {
 	State   State
-	Reason  string    // why the root is not in
-	Since   time.Time // of the state; zero from the start
+	Reason  string    // why the root is not in full service
+	Since   time.Time // time of the last change of state; zero if there was none
 	Outages uint64    // times that the root was taken out
 }
 
@@ -107,7 +107,7 @@ func (m *Monitor) Report() Report {
 	return Report{min(m.State(), Out), m.reason, m.since, m.outages}
 }
 
-// OutError is the error of what needs the root while it is out.
+// OutError returns the error for operations that need the root while it is out.
 func (m *Monitor) OutError() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -121,7 +121,7 @@ func (m *Monitor) admit(staging.Op) error {
 	return nil
 }
 
-// Saw judges an operation that failed.
+// Saw evaluates the error of an operation.
 func (m *Monitor) Saw(op staging.Op, name string, err error) {
 	switch Judge(err) {
 	case Unanswered:
@@ -135,12 +135,12 @@ func (m *Monitor) Saw(op staging.Op, name string, err error) {
 	}
 }
 
-// OutAtOpening leaves a root out that cannot be opened.
+// OutAtOpening takes a root out of service that cannot be opened.
 func (m *Monitor) OutAtOpening(cause error) {
 	m.TakeOut("it cannot be opened", cause, m.advice()+"; the others serve")
 }
 
-// advice is where to look when a root does not do what it is to do.
+// advice returns a hint where to look for the cause of a failure.
 func (m *Monitor) advice() string {
 	if m.cfg.Remote {
 		return "look after the server and the way to it: kvhost check makes a request of each kind"
@@ -157,7 +157,7 @@ func (m *Monitor) tooMany() bool {
 	return m.errors >= tolerated
 }
 
-// TakeOut ends the root's service until a probe succeeds.
+// TakeOut takes the root out of service until a probe succeeds.
 func (m *Monitor) TakeOut(reason string, cause error, advice string) {
 	m.mu.Lock()
 	was := m.State()
@@ -180,7 +180,7 @@ func (m *Monitor) TakeOut(reason string, cause error, advice string) {
 	}
 }
 
-// Demote restricts the root to less than it was used for.
+// Demote restricts the use of the root to a lower state.
 func (m *Monitor) Demote(to State, reason string, cause error, advice string) {
 	m.mu.Lock()
 	if m.State() >= to {
@@ -198,8 +198,7 @@ func (m *Monitor) Demote(to State, reason string, cause error, advice string) {
 	m.cfg.Log.Error(does, "state", to.String(), "reason", reason, "error", cause, "advice", advice)
 }
 
-// Promote returns the root from one state to another that is used for more. It is false when the root was taken out
-// before.
+// Promote changes the root from one state to a better one. It returns false if the root has left the first state in between.
 func (m *Monitor) Promote(from, to State) bool {
 	m.mu.Lock()
 	if !m.state.CompareAndSwap(uint32(from), uint32(to)) {
@@ -212,20 +211,20 @@ func (m *Monitor) Promote(from, to State) bool {
 	}
 	now := m.cfg.Now()
 	lasted := now.Sub(m.since)
-	m.reason, m.since, m.tries = "", now, max(0, m.tries-1) // a root that comes and goes is probed less and less often
+	m.reason, m.since, m.tries = "", now, max(0, m.tries-1) // a root that fails again and again is probed less and less often
 	m.mu.Unlock()
 	m.cfg.Log.Info("root is back in service", "after", lasted.Round(time.Millisecond))
 	return true
 }
 
-// postpone sets the next probe, after a pause that doubles each time. The caller holds m.mu.
+// postpone schedules the next probe after a pause that doubles each time. m.mu must be held.
 func (m *Monitor) postpone() {
 	m.due = m.cfg.Now().Add(m.cfg.Every * time.Duration(min(1<<min(m.tries, 16), mostPause)))
 	m.tries++
 }
 
-// Check takes a root back that is out or read-only, when an attempt is due and every operation that was given up has
-// ended.
+// Check tries to return a root to service that is out or read-only. It does so when a probe is due and all abandoned operations
+// have ended.
 func (m *Monitor) Check(ctx context.Context, r Root) {
 	if state := m.State(); state == In || state == Full {
 		return
@@ -244,11 +243,11 @@ func (m *Monitor) Check(ctx context.Context, r Root) {
 	}
 }
 
-// Reopen takes a root back that is out or read-only, in these steps. Each postpones the next attempt when it fails.
+// Reopen returns a root to service that is out or read-only, in the following steps. If a step fails, the caller schedules the
+// next attempt.
 //
-//  1. Every operation that was given up has ended; the caller checks that. So nothing that began before takes effect
-//     late: no rename to a name that is in use again, no write.
-//  2. The directory is one to continue with: see [Root].Probe.
+//  1. All abandoned operations must have ended, which the caller has checked. No old operation can then take effect late, such as a write, or a rename to a name that is in use again.
+//  2. The directory is checked: see [Root].Probe.
 //  3. The root is brought up to date: see [Root].Reopen.
 func (m *Monitor) Reopen(ctx context.Context, r Root) error {
 	state := m.State()
@@ -266,20 +265,20 @@ func (m *Monitor) Reopen(ctx context.Context, r Root) error {
 	return r.Reopen(ctx, Returning, empty)
 }
 
-// State is what a root is used for.
+// State is the extent to which a root is used.
 type State uint32
 
 const (
-	// In is used for everything.
+	// In means full use.
 	In State = iota
-	// Full has met the end of its file system. It takes stores only in the place of what it evicts, and only when no other
-	// root takes them.
+	// Full means that the file system is full. The root takes stores only in place of entries that it evicts, and only if no
+	// other root takes them.
 	Full
-	// ReadOnly takes no stores.
+	// ReadOnly means that the root takes no stores.
 	ReadOnly
-	// Out is used for nothing: lookups miss, and no operation is begun. It is probed, and returns.
+	// Out means that the root is not used: lookups miss, and no operation is started. It is probed and returns by itself.
 	Out
-	// Returning is as Out, but operations are begun: the root is brought up to date.
+	// Returning is like Out, but operations are started to bring the root up to date.
 	Returning
 )
 
@@ -296,15 +295,15 @@ func (s State) String() string {
 }
 
 var (
-	// ErrOut says that a root is out of service.
+	// ErrOut means that a root is out of service.
 	ErrOut = errors.New("store: root is out of service")
-	// ErrProbe says that a probe read back other bytes than it wrote.
+	// ErrProbe means that a probe read back other bytes than it wrote.
 	ErrProbe = errors.New("store: a probe reads back as something else")
-	// ErrNoParent says that the directory in which a root is to be made is missing.
+	// ErrNoParent means that the directory above a missing root is missing, too.
 	ErrNoParent = errors.New("its parent directory does not exist")
-	// ErrNotMounted says that a root is on the file system of /, which its require_mount forbids.
+	// ErrNotMounted means that a root with require_mount is on the file system of /.
 	ErrNotMounted = errors.New("it is on the file system of /")
 )
 
-// Hung says that an operation gave no answer within its limit.
+// Hung reports whether an operation gave no answer within its limit.
 func Hung(err error) bool { return errors.Is(err, staging.ErrHung) }

@@ -6,7 +6,8 @@ import (
 	"math/bits"
 )
 
-// Check compares all parts of the index with each other. It takes as long as the index is large: it is for tests.
+// Check compares all parts of the index with each other. It takes time proportional to the size of the index and is meant for
+// tests.
 func (x *Index) Check() error {
 	var live, detached, children int
 	missing := map[uint16]int64{}

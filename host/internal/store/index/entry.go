@@ -7,21 +7,21 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Entry is the fixed part of what the index knows of a chunk. The whole key is in it, so that the index compares whole
-// keys and every file can be named. Numbers are bytes, little-endian, so that nothing is padded. A value that does not
-// fit its field is rare and is in a map of the [Index].
+// Entry is the fixed-size part of an index entry. It holds the whole key, so that the index compares whole keys and can name
+// every file. Numbers are stored as little-endian bytes, which avoids padding. Values that do not fit their field are rare and
+// are in maps of the [Index].
 type Entry struct {
 	head       [keyHead]byte
-	parent     [8]byte // fingerprint of the parent; 0 for none
-	tick       [4]byte // last touch, see Index.Touch; the next free slot when the slot is free
+	parent     [8]byte // fingerprint of the parent; 0 if there is none
+	tick       [4]byte // last touch: see Index.Touch; next free slot if the slot is free
 	ownerState [4]byte // owner<<8 | state bits
-	units      uint16  // reserved for all pieces, in abi.SizeUnit: see Index.Units
-	depth      uint16  // chunks from the prefix's root; maxDepth also for more
-	pins       uint8   // leases, open pieces and writes: see Index.Pin
-	pieces     uint8   // number of the set of pieces that are there: see Index.Pieces
+	units      uint16  // size reserved for all pieces in abi.SizeUnit: see Index.Units
+	depth      uint16  // chunks from the root of the prefix; capped at maxDepth
+	pins       uint8   // number of leases, open pieces and writes: see Index.Pin
+	pieces     uint8   // number of the set of present pieces: see Index.Pieces
 }
 
-// longEntry is an entry with a key that has a second half.
+// longEntry is an entry with the second half of a long key.
 type longEntry struct {
 	Entry
 	tail [keyTail]byte
@@ -33,19 +33,19 @@ const (
 	maxDepth = 1<<16 - 1
 )
 
-// None is the slot of nothing.
+// None stands for no slot.
 const None = abi.None
 
 // State bits of an entry.
 const (
 	Live      = 1 << iota // in use
-	Evicting              // the policy was sent REMOVE and the files are being unlinked; lookups miss
-	Detached              // no longer found by key; waits for its last pin
-	Complete              // all pieces that some put or header named are there
-	Named                 // some piece has another name than the built-in one: see [Index.Names]
-	Announced             // the evict policy knows it
-	Moving                // it is copied to another level, or waits for that
-	Listed                // entered by its files' names: its parent, depth and tenant are not known
+	Evicting              // the policy was sent REMOVE, and the files are being unlinked; lookups miss
+	Detached              // no longer found by key; freed after its last pin
+	Complete              // all pieces that a put or a header named are present
+	Named                 // a piece has a name other than the built-in one: see [Index.Names]
+	Announced             // the evict policy knows the entry
+	Moving                // being copied to another level, or waiting for that
+	Listed                // entered by the names of its files; parent, depth and tenant are unknown
 	stateBits = 0xff
 )
 
@@ -53,57 +53,57 @@ func (e *Entry) word() uint32 { return binary.LittleEndian.Uint32(e.ownerState[:
 
 func (e *Entry) State() uint8 { return e.ownerState[0] }
 
-// Is says whether all of these state bits are set.
+// Is reports whether all of these state bits are set.
 func (e *Entry) Is(bits uint8) bool { return e.ownerState[0]&bits == bits }
 
-// Any says whether one of these state bits is set.
+// Any reports whether any of these state bits is set.
 func (e *Entry) Any(bits uint8) bool { return e.ownerState[0]&bits != 0 }
 
 func (e *Entry) Set(bits uint8) { e.ownerState[0] |= bits }
 
 func (e *Entry) Unset(bits uint8) { e.ownerState[0] &^= bits }
 
-// OwnerID is the number of the entry's owner: see [Index.Owner].
+// OwnerID returns the number of the entry's owner: see [Index.Owner].
 func (e *Entry) OwnerID() uint32 { return e.word() >> 8 }
 
 func (e *Entry) setOwner(id uint32) {
 	binary.LittleEndian.PutUint32(e.ownerState[:], id<<8|e.word()&stateBits)
 }
 
-// Parent is the fingerprint of the parent; 0 for none.
+// Parent returns the fingerprint of the parent. 0 means none.
 func (e *Entry) Parent() uint64 { return binary.LittleEndian.Uint64(e.parent[:]) }
 
 func (e *Entry) setParent(fp uint64) { binary.LittleEndian.PutUint64(e.parent[:], fp) }
 
-// LastTouch is the tick of the last touch; 0 before the first.
+// LastTouch returns the tick of the last touch. It is 0 before the first touch.
 func (e *Entry) LastTouch() uint32 { return binary.LittleEndian.Uint32(e.tick[:]) }
 
 // SetLastTouch sets the tick of the last touch.
 func (e *Entry) SetLastTouch(tick uint32) { binary.LittleEndian.PutUint32(e.tick[:], tick) }
 
-// Depth is how many chunks the entry is from the prefix's root, 65,535 at most.
+// Depth returns the number of chunks from the root of the prefix, at most 65,535.
 func (e *Entry) Depth() uint32 { return uint32(e.depth) }
 
-// Pins is the number of pins, 255 at most.
+// Pins returns the number of pins, at most 255.
 func (e *Entry) Pins() uint8 { return e.pins }
 
-// Owner is what many entries have in common, so that an entry names it in three bytes. The class says in which
-// namespace and group the entries are and who named their files.
+// Owner is the combination of class and tenant. Many entries share it, so an entry refers to it by a number of three bytes. The
+// class determines the namespace, the group and the layout plan.
 type Owner struct{ Class, Tenant uint16 }
 
-// ownerTable numbers owners. A number is never freed: the number of a class that has ended is soon another class's.
+// ownerTable numbers owners. A number is never freed, since the number of an ended class is soon that of another class.
 type ownerTable struct {
 	list []Owner
 	ids  map[Owner]uint32
 }
 
-// MaxOwners bounds the numbers of owners; itself it is no owner's.
+// MaxOwners is the limit of owner numbers, which are all less.
 const MaxOwners = 1 << 24
 
-// InternOwner returns the number of an owner. It is false when there are too many.
+// InternOwner returns the number of an owner. It returns false if there are too many owners.
 func (t *ownerTable) InternOwner(o Owner) (uint32, bool) {
 	if len(t.list) > 0 && t.list[0] == o {
-		return 0, true // a root with one owner is the usual case
+		return 0, true // most roots have a single owner
 	}
 	id, ok := t.ids[o]
 	if ok || len(t.list) == MaxOwners {
@@ -115,13 +115,13 @@ func (t *ownerTable) InternOwner(o Owner) (uint32, bool) {
 	return id, true
 }
 
-// Owners are all owners by number, also those that no entry has any more. The list must not be changed.
+// Owners returns all owners by number, including those without entries. The caller must not change the list.
 func (t *ownerTable) Owners() []Owner { return t.list }
 
-// Owner is the owner of the entry in a slot.
+// Owner returns the owner of the entry in a slot.
 func (x *Index) Owner(slot uint32) Owner { return x.list[x.At(slot).OwnerID()] }
 
-// HasBase says whether an entry is of a class with this base.
+// HasBase reports whether the class of an entry has this base.
 func (x *Index) HasBase(e *Entry, base uint16) bool {
 	class := x.list[e.OwnerID()].Class
 	return class == base || x.base(class) == base

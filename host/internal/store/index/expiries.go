@@ -1,13 +1,13 @@
 package index
 
-// Expiries are the times at which entries expire, in seconds since 1970: four bytes for each slot of a block in which
-// some entry expires, and none elsewhere.
+// Expiries holds the expiry times of entries in seconds since 1970. It takes four bytes for each slot of a block in which an
+// entry expires, and none for other blocks.
 type Expiries struct {
 	blocks []*[blockSlots]uint32
-	cursor uint32 // the slot that Sweep looks at next
+	cursor uint32 // slot that Sweep visits next
 }
 
-// Set sets when a slot's entry expires; 0 for never.
+// Set sets the expiry time of a slot's entry. 0 means never.
 func (x *Expiries) Set(slot uint32, at int64) {
 	i := int(slot / blockSlots)
 	if i >= len(x.blocks) {
@@ -25,10 +25,10 @@ func (x *Expiries) Set(slot uint32, at int64) {
 	x.blocks[i][slot%blockSlots] = uint32(min(max(at, 0), 1<<32-1))
 }
 
-// Any says whether any entry may expire.
+// Any reports whether any entry may expire.
 func (x *Expiries) Any() bool { return len(x.blocks) > 0 }
 
-// At is when a slot's entry expires; 0 for never.
+// At returns the expiry time of a slot's entry. 0 means never.
 func (x *Expiries) At(slot uint32) uint32 {
 	i := int(slot / blockSlots)
 	if i >= len(x.blocks) || x.blocks[i] == nil {
@@ -37,14 +37,14 @@ func (x *Expiries) At(slot uint32) uint32 {
 	return x.blocks[i][slot%blockSlots]
 }
 
-// Expired says whether a slot's entry has expired.
+// Expired reports whether the entry of a slot has expired.
 func (x *Expiries) Expired(slot uint32, now int64) bool {
 	at := x.At(slot)
 	return at != 0 && int64(at) <= now
 }
 
-// Sweep visits at most n slots in which an entry may expire, from where the last sweep ended, round and round. It stops
-// when visit returns false.
+// Sweep visits at most n slots in which an entry may expire. It continues where the last sweep ended, and wraps around. It
+// stops when visit returns false.
 func (x *Expiries) Sweep(n uint32, visit func(slot uint32) bool) {
 	slots := uint32(len(x.blocks)) * blockSlots
 	for range min(n, slots) {
@@ -63,7 +63,7 @@ func (x *Expiries) Sweep(n uint32, visit func(slot uint32) bool) {
 	}
 }
 
-// memory is the bytes that the times take.
+// memory returns the size of the times in bytes.
 func (x *Expiries) memory() (n int64) {
 	for _, b := range x.blocks {
 		if b != nil {

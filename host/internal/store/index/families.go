@@ -1,18 +1,19 @@
 package index
 
-// Entries that share a parent are found by the parent's fingerprint, whether the parent is resident or not. Most
-// families are small and are in a table like the entries themselves. One that outgrows its buckets (the chunks after
-// a shared system prompt) moves to a set by itself, so that leaving a large family costs as little as leaving a small
-// one.
+// A family is the set of entries with the same parent. It is found by the parent's fingerprint, whether or not the parent is
+// resident. Most families are small and are stored in a table like the entries themselves. A family that outgrows its buckets,
+// such as the chunks after a shared system prompt, moves to a set of its own, so that removing an entry costs the same in a
+// large family as in a small one.
 
-// smallFamily is the most children that are in the table: a part of the 32 cells that their fingerprint has there.
+// smallFamily is the most children that are stored in the table. It is less than the 32 cells of a fingerprint, which other
+// fingerprints share.
 const smallFamily = 12
 
-// families holds the entries that have a parent.
+// families finds entries by their parent.
 type families struct {
 	small table                    // by the parent's fingerprint
 	large map[uint64]*childSet     // by the parent's fingerprint
-	of    func(slot uint32) uint64 // the fingerprint of an entry's parent; 0 for none
+	of    func(slot uint32) uint64 // returns the fingerprint of an entry's parent; 0 if there is none
 }
 
 func (f *families) init(slots uint32, of func(slot uint32) uint64) {
@@ -20,7 +21,7 @@ func (f *families) init(slots uint32, of func(slot uint32) uint64) {
 	f.large, f.of = map[uint64]*childSet{}, of
 }
 
-// add puts a slot into its parent's family.
+// add adds a slot to its parent's family.
 func (f *families) add(slot uint32) {
 	parent := f.of(slot)
 	if parent == 0 {
@@ -50,7 +51,7 @@ func (f *families) size(parent uint64) (n int) {
 	return n
 }
 
-// remove takes a slot out of its parent's family.
+// remove removes a slot from its parent's family.
 func (f *families) remove(slot uint32) {
 	parent := f.of(slot)
 	if parent == 0 {
@@ -67,7 +68,7 @@ func (f *families) remove(slot uint32) {
 	}
 }
 
-// Children calls visit for each entry with a parent of this fingerprint. visit must not add or detach entries.
+// Children calls visit for each entry that has a parent with this fingerprint. visit must not add or detach entries.
 func (x *Index) Children(parent uint64, visit func(slot uint32)) { x.families.children(parent, visit) }
 
 func (f *families) children(parent uint64, visit func(slot uint32)) {
@@ -90,7 +91,7 @@ func (f *families) children(parent uint64, visit func(slot uint32)) {
 	})
 }
 
-// memory is the bytes that the families take.
+// memory returns the size of the families in bytes.
 func (f *families) memory() int64 {
 	n := f.small.memory()
 	for _, c := range f.large {
@@ -99,7 +100,7 @@ func (f *families) memory() int64 {
 	return n
 }
 
-// childSet is a set of slots: open addressing, linear probing.
+// childSet is a set of slots: a hash table with linear probing.
 type childSet struct {
 	cells []uint32
 	n     int
@@ -116,7 +117,7 @@ func (c *childSet) next(i int) int {
 	return 0
 }
 
-// add puts in a slot that is not there.
+// add adds a slot that is not in the set.
 func (c *childSet) add(slot uint32) {
 	if 8*(c.n+1) > 7*len(c.cells) {
 		old := c.cells
@@ -135,14 +136,14 @@ func (c *childSet) add(slot uint32) {
 	c.n++
 }
 
-// remove takes out a slot that is there, and closes the gap.
+// remove removes a slot that is in the set, and moves later cells into the gap.
 func (c *childSet) remove(slot uint32) {
 	gap := c.home(slot)
 	for c.cells[gap] != slot {
 		gap = c.next(gap)
 	}
 	for i := c.next(gap); c.cells[i] != emptyCell; i = c.next(i) {
-		if c.distance(c.home(c.cells[i]), i) >= c.distance(gap, i) { // its home is not behind the gap
+		if c.distance(c.home(c.cells[i]), i) >= c.distance(gap, i) { // its home is not after the gap
 			c.cells[gap] = c.cells[i]
 			gap = i
 		}
@@ -151,7 +152,7 @@ func (c *childSet) remove(slot uint32) {
 	c.n--
 }
 
-// distance is the number of steps from one cell to another.
+// distance returns the number of steps from one cell to another.
 func (c *childSet) distance(from, to int) int {
 	if to < from {
 		to += len(c.cells)

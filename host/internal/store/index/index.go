@@ -9,23 +9,23 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Index holds one root's entries. Its methods must not be called concurrently.
+// Index holds the entries of one root. Its methods must not be called concurrently.
 type Index struct {
 	slab
 	ownerTable
 	Expiries       Expiries
-	Names          nameTable // of pieces of the entries that are [Named]
+	Names          nameTable // names of pieces of entries with the state [Named]
 	byKey          table
 	families       families
 	pieceSets      pieceSets
-	wide           map[uint32]uint64 // pieces present, of entries with a set that has no number
-	large          map[uint32]uint32 // units that do not fit Entry.units
-	pinned         map[uint32]uint32 // pins beyond the most that Entry.pins counts
-	held           uint32            // entries with pins
-	heldOf         []uint32          // of them, by the numbers of tenants
-	missing        map[uint32]uint64 // pieces that bytes are reserved for and that are not there
-	missingByClass map[uint16]int64  // how many those are
-	clock          uint32            // the last tick given out
+	wide           map[uint32]uint64 // present pieces of entries with a set that has no number
+	large          map[uint32]uint32 // sizes that do not fit Entry.units
+	pinned         map[uint32]uint32 // pins beyond the maximum of Entry.pins
+	held           uint32            // number of entries with pins
+	heldOf         []uint32          // the same by tenant number
+	missing        map[uint32]uint64 // missing pieces with reserved bytes
+	missingByClass map[uint16]int64  // number of such pieces
+	clock          uint32            // last tick
 	fingerprint    func(class uint16, k kv.Key) uint64
 	base           func(class uint16) uint16
 }
@@ -35,8 +35,8 @@ const (
 	largeUnits = 1<<16 - 1
 )
 
-// New makes an index of at most max entries. fingerprint hashes a key of a class. base maps a class to the number that
-// all classes of its group share: two entries with the same key and base are the same chunk.
+// New returns an index for at most max entries. fingerprint hashes a key of a class. base maps a class to the number that all
+// classes of its group share: two entries with the same key and base are the same chunk.
 func New(max uint32, fingerprint func(class uint16, k kv.Key) uint64, base func(class uint16) uint16) *Index {
 	x := &Index{
 		slab: slab{free: None, max: max}, ownerTable: ownerTable{ids: map[Owner]uint32{}}, pieceSets: pieceSets{number: map[uint64]uint8{0: 0}},
@@ -48,25 +48,25 @@ func New(max uint32, fingerprint func(class uint16, k kv.Key) uint64, base func(
 	return x
 }
 
-// leastReach is what the slots of any index can be raised to: its tables' cells have room for so many.
+// leastReach is the least reach of an index. Smaller indexes have tables with room for this many slots, too.
 const leastReach = 1<<22 - 1
 
-// reachOf is how many slots the tables of an index of so many entries can name.
+// reachOf returns the number of slots that the tables of an index can address, given its maximum of entries.
 func reachOf(entries uint32) uint32 { return max(leastReach, uint32(1)<<bits.Len32(entries)-1) }
 
-// Reach is the most that Raise can make of Max.
+// Reach returns the highest Max that Raise can set.
 func (x *Index) Reach() uint32 { return reachOf(x.max) }
 
-// Raise lets the index have more entries, at most Reach.
+// Raise raises Max, at most to Reach.
 func (x *Index) Raise(entries uint32) { x.max = max(x.max, min(entries, x.Reach())) }
 
-// Fingerprint is the fingerprint of the key in a slot.
+// Fingerprint returns the fingerprint of the key in a slot.
 func (x *Index) Fingerprint(slot uint32) uint64 {
 	return x.fingerprint(x.Owner(slot).Class, x.Key(slot))
 }
 
-// Find returns the slot of a key, or None. An entry that is being evicted is found; a detached one is not. base is that
-// of the key's class.
+// Find returns the slot of a key, or None. It finds entries that are being evicted, but no detached ones. base is the base of
+// the key's class.
 func (x *Index) Find(fp uint64, base uint16, k *kv.Key) uint32 {
 	t := &x.byKey
 	s := t.shard(fp)
@@ -104,8 +104,8 @@ func (x *Index) FindFingerprint(fp uint64) uint32 {
 	return found
 }
 
-// Add makes an entry for a key that is not there. It returns None when all slots are in use, or when the table has no
-// room for another key with nearly the same fingerprint, which does not happen by chance.
+// Add adds an entry for a key that is not in the index. It returns None if all slots are in use. It also does so if the table
+// has no room for another key with nearly the same fingerprint, which does not happen by chance.
 func (x *Index) Add(fp uint64, o Owner, k *kv.Key, parent uint64, depth uint32) uint32 {
 	id, ok := x.InternOwner(o)
 	if !ok {
@@ -128,7 +128,7 @@ func (x *Index) Add(fp uint64, o Owner, k *kv.Key, parent uint64, depth uint32) 
 	return slot
 }
 
-// Describe says what was not known of an entry that is [Listed]. It is false when there are too many owners.
+// Describe sets the properties of a [Listed] entry that were unknown. It returns false if there are too many owners.
 func (x *Index) Describe(slot uint32, o Owner, parent uint64, depth uint32) bool {
 	id, ok := x.InternOwner(o)
 	if !ok {
@@ -148,7 +148,7 @@ func (x *Index) Describe(slot uint32, o Owner, parent uint64, depth uint32) bool
 	return true
 }
 
-// Detach makes an entry one that is not found any more. The slot stays in use until Release.
+// Detach makes an entry invisible to searches. The slot stays in use until Release.
 func (x *Index) Detach(slot uint32) {
 	x.byKey.remove(x.Fingerprint(slot), slot)
 	x.families.remove(slot)
@@ -166,8 +166,8 @@ func (x *Index) Release(slot uint32) {
 	x.dealloc(slot)
 }
 
-// Touch makes an entry the most recently used. Ticks are a logical clock of 32 bits. When it runs out all are halved:
-// that may make neighbours equal but changes no order.
+// Touch makes an entry the most recently used. Ticks are a logical clock of 32 bits. When the clock runs out, all ticks are
+// halved. That may make neighbours equal, but changes no order.
 func (x *Index) Touch(slot uint32) { x.TouchEntry(x.At(slot)) }
 
 // TouchEntry is Touch for a caller that has the entry.
@@ -180,13 +180,13 @@ func (x *Index) TouchEntry(e *Entry) {
 	e.SetLastTouch(x.clock)
 }
 
-// Clock is the last tick given out.
+// Clock returns the last tick.
 func (x *Index) Clock() uint32 { return x.clock }
 
 // AdvanceClock makes all later ticks greater than this one.
 func (x *Index) AdvanceClock(tick uint32) { x.clock = max(x.clock, tick) }
 
-// ByLastTouch lists the entries that are not being evicted, least recently touched first.
+// ByLastTouch returns the entries that are not being evicted, least recently touched first.
 func (x *Index) ByLastTouch() []uint32 {
 	order := make([]uint32, 0, x.used)
 	x.Each(func(slot uint32, e *Entry) {
@@ -210,7 +210,7 @@ func (x *Index) Each(visit func(slot uint32, e *Entry)) {
 	}
 }
 
-// Pin adds a pin and says whether it is the first.
+// Pin adds a pin and reports whether it is the first.
 func (x *Index) Pin(slot uint32) bool { return x.PinEntry(slot, x.At(slot)) }
 
 // PinEntry is Pin for a caller that has the entry.
@@ -226,7 +226,7 @@ func (x *Index) PinEntry(slot uint32, e *Entry) bool {
 	return e.pins == 1
 }
 
-// Unpin removes a pin and says whether it was the last.
+// Unpin removes a pin and reports whether it was the last.
 func (x *Index) Unpin(slot uint32) bool {
 	e := x.At(slot)
 	if e.pins == manyPins && x.pinned[slot] > 0 {
@@ -242,7 +242,7 @@ func (x *Index) Unpin(slot uint32) bool {
 	return e.pins == 0
 }
 
-// hold counts an entry with pins, or one less.
+// hold changes the number of entries with pins by 1 or -1.
 func (x *Index) hold(e *Entry, by uint32) {
 	tenant := int(x.list[e.OwnerID()].Tenant)
 	for tenant >= len(x.heldOf) {
@@ -252,10 +252,10 @@ func (x *Index) hold(e *Entry, by uint32) {
 	x.held += by
 }
 
-// Held is how many entries have pins.
+// Held returns the number of entries with pins.
 func (x *Index) Held() uint32 { return x.held }
 
-// HeldOf is how many entries of a tenant, by its number, have pins.
+// HeldOf returns the number of entries with pins of a tenant, given its number.
 func (x *Index) HeldOf(tenant uint16) uint32 {
 	if int(tenant) >= len(x.heldOf) {
 		return 0
@@ -263,7 +263,7 @@ func (x *Index) HeldOf(tenant uint16) uint32 {
 	return x.heldOf[tenant]
 }
 
-// Units is the size that is reserved for an entry, in abi.SizeUnit.
+// Units returns the size that is reserved for an entry in abi.SizeUnit.
 func (x *Index) Units(slot uint32) uint32 { return x.EntryUnits(slot, x.At(slot)) }
 
 // EntryUnits is Units for a caller that has the entry.
@@ -285,15 +285,15 @@ func (x *Index) SetUnits(slot, units uint32) {
 	}
 }
 
-// Bytes is the size that is reserved for an entry.
+// Bytes returns the size that is reserved for an entry in bytes.
 func (x *Index) Bytes(slot uint32) int64 { return int64(x.Units(slot)) * abi.SizeUnit }
 
-// Resize changes the size that is reserved for an entry by whole units, to zero at the least.
+// Resize changes the size that is reserved for an entry by whole units. The size does not fall below zero.
 func (x *Index) Resize(slot uint32, bytes int64) {
 	x.SetUnits(slot, uint32(max(0, int64(x.Units(slot))+bytes/abi.SizeUnit)))
 }
 
-// Memory is the bytes that the index takes.
+// Memory returns the size of the index in bytes.
 func (x *Index) Memory() int64 {
 	n := x.slab.memory() + x.byKey.memory() + x.families.memory() + x.Expiries.memory() + x.Names.Memory()
 	return n + int64(len(x.wide)+len(x.missing)+len(x.large)+len(x.pinned))*24

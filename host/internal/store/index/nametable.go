@@ -9,18 +9,18 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// nameTable is the names of a root's pieces, by the slots of their entries. A piece that is not in it has the built-in name.
-// The zero value is empty. It is not safe for concurrent use.
+// nameTable holds names of pieces by the slot of their entry. A piece that is not in the table has the built-in name. The zero
+// value is empty. It is not safe for concurrent use.
 type nameTable struct {
-	heads []*[headSlots]uint32 // by slot: the first record's cell; nil: none of so many slots has one
+	heads []*[headSlots]uint32 // cell of the first record by slot; a block is nil if none of its slots has a record
 	cells cells
 	dirs  directories
 }
 
 const headSlots = 4096
 
-// A record is a name: the next record's cell, the directory's number, the rank, the length of the file name's template,
-// and the template.
+// Offsets in a record. A record is a name: the cell of the next record, the number of the directory, the rank, the length of
+// the template of the file name, and the template.
 const (
 	recNext   = 0 // u32
 	recDir    = 4 // u32
@@ -29,7 +29,7 @@ const (
 	recordTop = 10
 )
 
-// Add appends a name to those of an entry, given the entry's key. The path is a legal one.
+// Add appends a name to the names of an entry. key is the entry's key. The path must be valid.
 func (t *nameTable) Add(slot uint32, key *kv.Key, n pieceformat.Name) {
 	for uint32(len(t.heads)) <= slot/headSlots {
 		t.heads = append(t.heads, nil)
@@ -74,8 +74,7 @@ func (t *nameTable) first(slot uint32) uint32 {
 	return 0
 }
 
-// appendPath appends the path of an entry's piece, given the entry's key. ok is false when the piece has the built-in
-// name.
+// appendPath appends the path of an entry's piece, given the entry's key. ok is false if the piece has the built-in name.
 func (t *nameTable) appendPath(dst []byte, slot uint32, key *kv.Key, rank uint32) (path []byte, ok bool) {
 	for at := t.first(slot); at != 0; {
 		r := t.cells.at(at)
@@ -93,7 +92,7 @@ func (t *nameTable) expand(dst, rec []byte, key *kv.Key) []byte {
 	return dst
 }
 
-// List is the names of an entry, in the order in which they were added.
+// List returns the names of an entry in the order in which they were added.
 func (t *nameTable) List(slot uint32, key *kv.Key) (list []pieceformat.Name) {
 	var room [pieceformat.MaxPath]byte
 	for at := t.first(slot); at != 0; {
@@ -104,7 +103,7 @@ func (t *nameTable) List(slot uint32, key *kv.Key) (list []pieceformat.Name) {
 	return list
 }
 
-// Remove removes the names of an entry.
+// Remove removes all names of an entry.
 func (t *nameTable) Remove(slot uint32) {
 	at := t.first(slot)
 	if at == 0 {
@@ -120,7 +119,7 @@ func (t *nameTable) Remove(slot uint32) {
 	}
 }
 
-// Memory is the bytes that the table takes.
+// Memory returns the size of the table in bytes.
 func (t *nameTable) Memory() int64 {
 	n := int64(cap(t.heads)) * 8
 	for _, b := range t.heads {
@@ -131,12 +130,12 @@ func (t *nameTable) Memory() int64 {
 	return n + int64(len(t.cells.chunks))*chunkBytes + t.dirs.memory()
 }
 
-// directories are texts by number, each with how many names have it.
+// directories numbers the templates of directories. Each is counted by the names that use it.
 type directories struct {
 	list   []directory
 	unused []uint32
 	number map[string]uint32
-	bytes  int64 // of all texts
+	bytes  int64 // size of all texts
 }
 
 type directory struct {
@@ -179,10 +178,10 @@ func (d *directories) memory() int64 {
 	return int64(cap(d.list))*32 + int64(cap(d.unused))*4 + int64(len(d.number))*48 + 2*d.bytes
 }
 
-// cells are pieces of memory of a multiple of 8 bytes, without pointers. Freed ones are used again for the same size.
+// cells allocates memory in multiples of 8 bytes, without pointers. Freed cells are reused for the same size.
 type cells struct {
 	chunks [][]byte
-	used   int // bytes of the last chunk
+	used   int // bytes used in the last chunk
 	unused [cellClasses]uint32
 }
 
@@ -193,7 +192,7 @@ const (
 	cellClasses = (recordTop+255)/cellUnit + 2
 )
 
-// at is the memory from a cell to the end of its chunk.
+// at returns the memory from a cell to the end of its chunk.
 func (c *cells) at(cell uint32) []byte {
 	cell--
 	return c.chunks[cell/chunkCells][cell%chunkCells*cellUnit:]
@@ -220,7 +219,7 @@ func (c *cells) free(cell uint32, bytes int) {
 	c.unused[units] = cell
 }
 
-// AddName notes a name of an entry's piece. It is false when the piece has it already.
+// AddName adds a name of an entry's piece. It returns false if the piece already has it.
 func (x *Index) AddName(slot uint32, n pieceformat.Name) bool {
 	key, e := x.Key(slot), x.At(slot)
 	if e.Is(Named) && slices.Contains(x.Names.List(slot, &key), n) {
@@ -231,7 +230,7 @@ func (x *Index) AddName(slot uint32, n pieceformat.Name) bool {
 	return true
 }
 
-// HasName says whether a piece that is there has a name, which is empty for the built-in one.
+// HasName reports whether a present piece has a name. An empty path stands for the built-in name.
 func (x *Index) HasName(slot, rank uint32, path string) bool {
 	list := x.NamesOf(slot)
 	if path != "" {
@@ -241,7 +240,7 @@ func (x *Index) HasName(slot, rank uint32, path string) bool {
 	return !named
 }
 
-// Rename gives a piece one name in place of all that it has: empty for the built-in one.
+// Rename replaces all names of a piece by one. An empty path stands for the built-in name.
 func (x *Index) Rename(slot, rank uint32, path string) {
 	list := x.NamesOf(slot)
 	x.Names.Remove(slot)
@@ -256,7 +255,7 @@ func (x *Index) Rename(slot, rank uint32, path string) {
 	}
 }
 
-// NameOf is the name of a piece, empty for the built-in one.
+// NameOf returns the name of a piece. It is empty for the built-in name.
 func (x *Index) NameOf(slot, rank uint32) string {
 	var room [pieceformat.MaxPath]byte
 	key := x.Key(slot)
@@ -264,7 +263,7 @@ func (x *Index) NameOf(slot, rank uint32) string {
 	return string(path)
 }
 
-// NamesOf are the names of an entry's pieces that have another one than the built-in.
+// NamesOf returns the names of an entry's pieces that are not built-in ones.
 func (x *Index) NamesOf(slot uint32) []pieceformat.Name {
 	if !x.At(slot).Is(Named) {
 		return nil
@@ -273,18 +272,18 @@ func (x *Index) NamesOf(slot uint32) []pieceformat.Name {
 	return x.Names.List(slot, &key)
 }
 
-// Nearly every policy makes its names of the key's hexadecimal digits. A table keeps a name as a template in which runs of
-// them are one byte each, which no path can hold: then the pieces of a namespace have a few directories in common, however
-// many there are on the disk, and a file's name takes some bytes.
+// Nearly every policy builds names from the hexadecimal digits of the key. The table therefore stores a name as a template: a
+// run of such digits is one byte, with a value that no path can contain. As a result, the pieces of a namespace share a few
+// directory templates, even if there are many directories on the disk, and the template of a file name takes a few bytes.
 const (
-	atCursor = 0x80 // | n-1: n digits of the key, from where the last run ended
-	atFirst  = 0xc0 // | n-1: the first n digits
+	atCursor = 0x80 // | n-1: the n digits of the key that follow the last run
+	atFirst  = 0xc0 // | n-1: the first n digits of the key
 	mostRun  = 64
 )
 
 const digitText = "0123456789abcdef"
 
-// digits are a key's, in lower case.
+// digits returns the digits of a key in lower case.
 func digits(key *kv.Key) (d [2 * kv.KeyBytes]byte) {
 	for i, b := range key {
 		d[2*i], d[2*i+1] = digitText[b>>4], digitText[b&15]
@@ -294,8 +293,9 @@ func digits(key *kv.Key) (d [2 * kv.KeyBytes]byte) {
 
 func isDigit(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' }
 
-// appendTemplate appends the template of a part of a path. cursor is where the last run ended in the key's digits, and is
-// returned for the next part. A single digit is part of a template only as a whole component: others are there by chance.
+// appendTemplate appends the template of a part of a path. cursor is the end of the last run in the digits of the key. The new
+// cursor is returned for the next part. A single digit counts as a run only if it is a whole path component: elsewhere it is
+// likely a coincidence.
 func appendTemplate(dst, path []byte, key *[2 * kv.KeyBytes]byte, cursor int) ([]byte, int) {
 	for i := 0; i < len(path); {
 		n := 0
@@ -324,7 +324,7 @@ func appendTemplate(dst, path []byte, key *[2 * kv.KeyBytes]byte, cursor int) ([
 	return dst, cursor
 }
 
-// expand appends what a template stands for.
+// expand appends the text of a template.
 func expand(dst, template []byte, key *kv.Key, cursor int) ([]byte, int) {
 	for _, c := range template {
 		if c < atCursor {

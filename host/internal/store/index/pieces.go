@@ -2,18 +2,18 @@ package index
 
 import "math/bits"
 
-// pieceSets numbers the sets of ranks with pieces that are there, so that an entry names its set in one byte: nearly all
-// entries have one of the same few sets.
+// pieceSets numbers sets of present pieces, given as bits by rank. An entry refers to its set by a number of one byte, because
+// nearly all entries have one of a few sets.
 type pieceSets struct {
 	sets   [unnumbered]uint64
 	uses   [unnumbered]uint32
 	number map[uint64]uint8
 }
 
-// unnumbered is the number of a set for which no number was free.
+// unnumbered stands for a set that has no number because all were in use.
 const unnumbered = 1<<8 - 1
 
-// acquire counts one user of a set and returns its number.
+// acquire adds a user of a set and returns the number of the set.
 func (p *pieceSets) acquire(set uint64) uint8 {
 	if set == 0 {
 		return 0
@@ -32,7 +32,7 @@ func (p *pieceSets) acquire(set uint64) uint8 {
 	return id
 }
 
-// release takes one user back.
+// release removes a user of a set.
 func (p *pieceSets) release(id uint8) {
 	if id == 0 || id == unnumbered {
 		return
@@ -42,7 +42,7 @@ func (p *pieceSets) release(id uint8) {
 	}
 }
 
-// Pieces is the set of ranks with a piece that is there, one bit each.
+// Pieces returns the ranks with a present piece, as bits.
 func (x *Index) Pieces(slot uint32) uint64 { return x.EntryPieces(slot, x.At(slot)) }
 
 // EntryPieces is Pieces for a caller that has the entry.
@@ -53,7 +53,7 @@ func (x *Index) EntryPieces(slot uint32, e *Entry) uint64 {
 	return x.pieceSets.sets[e.pieces]
 }
 
-// SetPieces sets the ranks with a piece that is there.
+// SetPieces sets the ranks with a present piece.
 func (x *Index) SetPieces(slot uint32, set uint64) {
 	e := x.At(slot)
 	x.pieceSets.release(e.pieces)
@@ -65,16 +65,16 @@ func (x *Index) SetPieces(slot uint32, set uint64) {
 	}
 }
 
-// Reserved is the set of ranks that an entry's size has bytes for.
+// Reserved returns the ranks that are included in the size of an entry.
 func (x *Index) Reserved(slot uint32) uint64 { return x.Pieces(slot) | x.missing[slot] }
 
-// Missing is the set of ranks of missing pieces that bytes are reserved for.
+// Missing returns the ranks of missing pieces with reserved bytes.
 func (x *Index) Missing(slot uint32) uint64 { return x.missing[slot] }
 
-// MissingByClass is how many pieces are missing of the entries of each class. The map must not be changed.
+// MissingByClass returns the number of missing pieces by class. The caller must not change the map.
 func (x *Index) MissingByClass() map[uint16]int64 { return x.missingByClass }
 
-// ReservePieces notes ranks that bytes were reserved for.
+// ReservePieces records ranks with reserved bytes.
 func (x *Index) ReservePieces(slot uint32, ranks uint64) {
 	x.setMissing(slot, x.missing[slot]|ranks)
 }
@@ -93,13 +93,13 @@ func (x *Index) setMissing(slot uint32, ranks uint64) {
 	}
 }
 
-// PieceWritten enters a piece that bytes were reserved for.
+// PieceWritten marks a piece with reserved bytes as present.
 func (x *Index) PieceWritten(slot, rank uint32) {
 	x.SetPieces(slot, x.Pieces(slot)|1<<rank)
 	x.UnreservePiece(slot, rank)
 }
 
-// UnreservePiece notes that no bytes are reserved for a missing piece any more.
+// UnreservePiece records that a missing piece no longer has reserved bytes.
 func (x *Index) UnreservePiece(slot, rank uint32) {
 	x.setMissing(slot, x.missing[slot]&^(1<<rank))
 }

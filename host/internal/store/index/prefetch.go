@@ -7,30 +7,30 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Prefetch loads what a lookup of many keys will read into the processor's cache, some steps before it is read: a
-// lookup does little but wait for memory. First comes the first bucket of a key, then the entries that match there, then
-// the second bucket if none of them has the key, then the entries that match there.
+// Prefetch loads the memory that a lookup of many keys will read into the processor's cache, some steps ahead, because such a
+// lookup spends nearly all of its time waiting for memory. For each key it loads the first bucket, then the matching entries of
+// that bucket, then the second bucket if none of them has the key, and then the matching entries of the second bucket.
 type Prefetch struct {
-	id       int // of the index that all of this is of
-	hashed   int // keys before this one have their fingerprints
-	searched int // keys before this one have had their first bucket searched
-	compared int // keys before this one have been compared with what matches there
-	ended    int // keys before this one have had their second bucket searched
+	id       int // identifies the index to which all fields belong
+	hashed   int // fingerprints of keys before this one are known
+	searched int // first buckets of keys before this one have been searched
+	compared int // matches in first buckets of keys before this one have been compared
+	ended    int // second buckets of keys before this one have been searched
 	fps      [ring]uint64
-	buckets  [ring]*bucket // to be searched
-	matches  [ring]uint32  // cells of the first bucket that must be compared: of more than one, or by a short tag
-	likely   [ring]uint32  // the slots found, not yet compared by key unless they had to be; None
+	buckets  [ring]*bucket // buckets to be searched
+	matches  [ring]uint32  // cells of the first bucket that must be compared, because there are several or the tag is short
+	likely   [ring]uint32  // slots that were found, or None; compared by key only if they had to be
 }
 
-// surelyOne is how many bits of a slot leave tags so long that hardly any entry but the right one matches.
+// surelyOne is the most bits of a slot at which tags are long enough that hardly any wrong entry matches.
 const surelyOne = 22
 
-// PrefetchStep is how many keys one call of [Prefetch.Run] goes forward.
+// PrefetchStep is the number of keys that one call of [Prefetch.Run] advances.
 const PrefetchStep = 8
 
 const ring = 8 * PrefetchStep
 
-// Run must be called before every PrefetchStep-th key. i is the key that comes next, id says which index x is.
+// Run must be called before every PrefetchStep-th key. i is the index of the next key, and id identifies the index x.
 func (p *Prefetch) Run(x *Index, id int, printer *kv.Printer, keys []kv.Key, i int) {
 	if p.id != id || i == 0 {
 		p.id, p.hashed, p.searched, p.compared, p.ended = id, i, i, i, i
@@ -56,10 +56,10 @@ func (p *Prefetch) Run(x *Index, id int, printer *kv.Printer, keys []kv.Key, i i
 	}
 }
 
-// Fingerprint is the fingerprint of the i-th key.
+// Fingerprint returns the fingerprint of the i-th key.
 func (p *Prefetch) Fingerprint(i int) uint64 { return p.fps[i%ring] }
 
-// Likely is the slot that the i-th key is likely to have in this index, or None.
+// Likely returns the slot that the i-th key probably has in this index, or None.
 func (p *Prefetch) Likely(id, i int) uint32 {
 	if p.id != id {
 		return None
@@ -67,7 +67,7 @@ func (p *Prefetch) Likely(id, i int) uint32 {
 	return p.likely[i%ring]
 }
 
-// search searches the buckets of n keys, the first ones or the second.
+// search searches the first or the second buckets of n keys.
 func (p *Prefetch) search(x *Index, from, n int, first bool) {
 	var next, other [PrefetchStep]unsafe.Pointer
 	var sets [PrefetchStep]uint32
@@ -101,7 +101,7 @@ func (p *Prefetch) search(x *Index, from, n int, first bool) {
 	}
 }
 
-// entryIn is the slot in a cell, and its entry, or none.
+// entryIn returns the slot in a cell and its entry, or None and nil if the cell is empty.
 func (x *Index) entryIn(cell uint32) (uint32, unsafe.Pointer) {
 	slot := x.byKey.slotOf(cell)
 	if slot >= x.high {
@@ -110,7 +110,8 @@ func (x *Index) entryIn(cell uint32) (uint32, unsafe.Pointer) {
 	return slot, unsafe.Pointer(x.At(slot))
 }
 
-// compare finds which match of a first bucket is the key's, if that was in doubt. If none is, the second bucket is next.
+// compare compares keys with the matches of their first bucket, if there was doubt. If no match has the key, the second bucket
+// comes next.
 func (p *Prefetch) compare(x *Index, keys []kv.Key, from int) {
 	var next [PrefetchStep]unsafe.Pointer
 	doubt := false
@@ -138,8 +139,8 @@ func (p *Prefetch) compare(x *Index, keys []kv.Key, from int) {
 	}
 }
 
-// matchBucket is the set of a bucket's cells with the fingerprint's tag, one bit each. An empty cell may be among them:
-// its slot is above all others.
+// matchBucket returns the cells of a bucket with the tag of a fingerprint, as bits. The set may include an empty cell, which
+// has a slot higher than any other.
 func matchBucket(b *bucket, fp uint64, shift uint) (set uint32) {
 	want := uint32(fp) << (shift & 31)
 	for i := bucketCells - 1; i >= 0; i-- {

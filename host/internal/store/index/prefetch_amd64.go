@@ -10,7 +10,7 @@ import "unsafe"
 //go:noescape
 func prefetchLines(list *[PrefetchStep]unsafe.Pointer, span uintptr)
 
-// matchBuckets is [matchBucket] for each bucket that is not nil; for nil, the set is empty.
+// matchBuckets calls [matchBucket] for each bucket that is not nil. The set of a nil bucket is empty.
 //
 //go:noescape
 func matchBuckets(buckets *[PrefetchStep]*bucket, fps *[PrefetchStep]uint64, shift uint, sets *[PrefetchStep]uint32)

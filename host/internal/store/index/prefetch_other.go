@@ -4,5 +4,5 @@ package index
 
 import "unsafe"
 
-// prefetchLines does nothing on other processors: lookups wait for memory there.
+// prefetchLines does nothing on other processors.
 func prefetchLines(*[PrefetchStep]unsafe.Pointer, uintptr) {}

@@ -9,15 +9,15 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// ErrRestore: a record cannot be entered, because its values contradict themselves or what was entered before.
+// ErrRestore means that a record is inconsistent, in itself or with an earlier one.
 var ErrRestore = errors.New("index record does not fit")
 
-// RecordState are the state bits that a record keeps. They are the same in a checkpoint.
+// RecordState are the state bits that a record keeps. They have the same values in a checkpoint.
 const RecordState = Complete | Named
 
 var _ [RecordState]struct{} = [pieceformat.StateComplete | pieceformat.StateNamed]struct{}{}
 
-// Record returns the entry in a slot.
+// Record returns the checkpoint record of the entry in a slot.
 func (x *Index) Record(slot uint32) pieceformat.CheckpointEntry {
 	e := x.At(slot)
 	rec := pieceformat.CheckpointEntry{
@@ -31,12 +31,12 @@ func (x *Index) Record(slot uint32) pieceformat.CheckpointEntry {
 	return rec
 }
 
-// Restoring enters records into an empty index. What it does is mostly waiting for memory, so it keeps the last records'
-// cells until the processor has loaded the buckets that they go into.
+// Restoring enters checkpoint records into an empty index. Most of its time is spent waiting for memory, so it collects the
+// cells of the last records and inserts them after the processor has loaded their buckets.
 type Restoring struct {
 	x      *Index
-	groups [2]restoreGroup // one loads while the other is entered
-	n      int             // records so far
+	groups [2]restoreGroup // one is loading while the other is inserted
+	n      int             // number of records so far
 }
 
 type restoreGroup struct {
@@ -52,7 +52,7 @@ func (x *Index) Restore(entries int) *Restoring {
 	return &Restoring{x: x}
 }
 
-// Enter enters a record in its old slot. Slots must come in order. After an error the index is of no use.
+// Enter enters a record into its old slot. Slots must come in ascending order. After an error the index must not be used.
 func (r *Restoring) Enter(rec *pieceformat.CheckpointEntry) error {
 	x := r.x
 	switch {
@@ -91,7 +91,7 @@ func (r *Restoring) Enter(rec *pieceformat.CheckpointEntry) error {
 	return r.insert(&r.groups[r.n/PrefetchStep%2])
 }
 
-// load has the processor load the buckets of a whole group.
+// load makes the processor load the buckets of a whole group.
 func (r *Restoring) load(g *restoreGroup) {
 	var byKey, first, second [PrefetchStep]unsafe.Pointer
 	for i, fp := range g.fps {
@@ -106,7 +106,7 @@ func (r *Restoring) load(g *restoreGroup) {
 	prefetchLines(&second, 0)
 }
 
-// insert enters the cells of a group into the tables.
+// insert inserts the cells of a group into the tables.
 func (r *Restoring) insert(g *restoreGroup) error {
 	for i, slot := range g.slots[:g.n] {
 		if !r.x.byKey.insert(g.fps[i], slot) {
@@ -118,7 +118,7 @@ func (r *Restoring) insert(g *restoreGroup) error {
 	return nil
 }
 
-// End sets the clock and the number of slots ever used, and frees the slots that got no entry.
+// End inserts the remaining records, sets the clock and the number of slots ever used, and frees the slots without an entry.
 func (r *Restoring) End(clock, high uint32) error {
 	for i := range r.groups {
 		if err := r.insert(&r.groups[(r.n/PrefetchStep+1+i)%2]); err != nil {

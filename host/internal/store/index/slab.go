@@ -2,18 +2,18 @@ package index
 
 import "github.com/kvhost/kvhost/host/kv"
 
-// slab holds entries by slot, in blocks that are allocated as slots are first used. Slots are dense: a freed slot is
-// reused before a new one. A block has room for long keys once one of its slots has held one. Its entries move then, so
-// pointers to entries are not valid across alloc.
+// slab holds entries by slot, in blocks that are allocated on first use. Slots are dense: a freed slot is reused before a new
+// one is taken. A block is enlarged for long keys when one of its slots gets the first. Its entries move then, so pointers to
+// entries are not valid after alloc.
 type slab struct {
 	blocks []block
-	free   uint32 // head of the free list
-	high   uint32 // slots ever used
+	free   uint32 // first slot of the free list, or None
+	high   uint32 // number of slots ever used
 	used   uint32
 	max    uint32
 }
 
-// block is one of the two.
+// block holds either short or long entries.
 type block struct {
 	short *[blockSlots]Entry
 	long  *[blockSlots]longEntry
@@ -21,7 +21,7 @@ type block struct {
 
 const blockSlots = 4096
 
-// At is the entry in a slot. The pointer is valid until the next entry is added.
+// At returns the entry in a slot. The pointer is valid until the next entry is added.
 func (s *slab) At(slot uint32) *Entry {
 	b := &s.blocks[slot/blockSlots]
 	if b.long != nil {
@@ -30,7 +30,7 @@ func (s *slab) At(slot uint32) *Entry {
 	return &b.short[slot%blockSlots]
 }
 
-// Key is the key of the entry in a slot.
+// Key returns the key of the entry in a slot.
 func (s *slab) Key(slot uint32) (k kv.Key) {
 	b := &s.blocks[slot/blockSlots]
 	if b.long != nil {
@@ -43,7 +43,7 @@ func (s *slab) Key(slot uint32) (k kv.Key) {
 	return k
 }
 
-// Match returns the slot's entry if it has this key, else nil.
+// Match returns the slot's entry if it has this key, and nil otherwise.
 func (s *slab) Match(slot uint32, k *kv.Key) *Entry {
 	if slot >= s.high {
 		return nil
@@ -62,16 +62,16 @@ func (s *slab) Match(slot uint32, k *kv.Key) *Entry {
 	return nil
 }
 
-// Len is the number of entries.
+// Len returns the number of entries.
 func (s *slab) Len() uint32 { return s.used }
 
-// High is one more than the highest slot ever used.
+// High returns the highest slot ever used plus one.
 func (s *slab) High() uint32 { return s.high }
 
-// Max is the most entries that there may be.
+// Max returns the most entries that the slab may have.
 func (s *slab) Max() uint32 { return s.max }
 
-// alloc returns the slot of a zeroed entry with this key, or None when all slots are in use.
+// alloc returns the slot of a new entry with this key, or None if all slots are in use.
 func (s *slab) alloc(k *kv.Key) uint32 {
 	slot := s.free
 	switch {
@@ -122,8 +122,7 @@ func (s *slab) dealloc(slot uint32) {
 	s.used--
 }
 
-// allocAt takes a slot above all that were used, for an entry that a checkpoint has in it. freeGaps frees the slots
-// between.
+// allocAt uses a slot above all others, for an entry from a checkpoint. freeGaps later frees the slots in between.
 func (s *slab) allocAt(slot uint32, k *kv.Key) {
 	for uint32(len(s.blocks)) <= slot/blockSlots {
 		s.blocks = append(s.blocks, block{})
@@ -152,7 +151,7 @@ func (s *slab) freeGaps(high uint32) {
 	}
 }
 
-// memory is the bytes that the blocks take.
+// memory returns the size of the blocks in bytes.
 func (s *slab) memory() (n int64) {
 	const shortSize, longSize = 38, 38 + keyTail
 	for i := range s.blocks {

@@ -5,18 +5,17 @@ import (
 	"slices"
 )
 
-// table finds slots by fingerprint, in four bytes a cell: the slot, and in the bits that slots leave free a tag of the
-// fingerprint, so that a search reads the slab only where the entry is likely the right one. With 2^24 slots one search
-// in eight reads a wrong entry, with 2^21 one in sixty-four. Cells are in buckets of one cache line. A fingerprint has
-// two buckets. Where both are full, an entry of one moves to its other bucket, so buckets can be 94 % full, and
-// removing an entry clears one cell.
+// table finds slots by fingerprint. A cell has four bytes. They hold the slot, and in the remaining bits a tag of the
+// fingerprint, so that a search reads the slab only if the entry is probably the right one. With 2^24 slots one search in eight
+// reads a wrong entry, with 2^21 one in sixty-four. Cells are in buckets of one cache line. A fingerprint has two buckets. If
+// both are full, an entry of one moves to its other bucket, so buckets can be 94 % full. Removing an entry clears one cell.
 //
-// The table has shards by the fingerprint's high bits, so that growing is a short pause. A shard grows by a sixteenth,
-// rounded up to the allocator's size class: 4.3 to 4.8 bytes per entry.
+// The table is divided into shards by the high bits of the fingerprint, so that growing is a short pause. A shard grows by a
+// sixteenth, rounded up to the allocator's size class. This takes 4.3 to 4.8 bytes per entry.
 type table struct {
 	shards [shardCount]shard
 	shift  uint                     // bits of a slot in a cell
-	fpOf   func(slot uint32) uint64 // the fingerprint of an entry that is in the table
+	fpOf   func(slot uint32) uint64 // returns the fingerprint of an entry in the table
 }
 
 type shard struct {
@@ -28,7 +27,7 @@ const (
 	shardBits   = 12
 	shardCount  = 1 << shardBits
 	bucketCells = 16
-	emptyCell   = 1<<32 - 1 // no slot is all ones
+	emptyCell   = 1<<32 - 1 // not a slot: no slot has all bits set
 )
 
 type bucket = [bucketCells]uint32
@@ -39,7 +38,7 @@ func (t *table) init(slots uint32, fpOf func(slot uint32) uint64) {
 
 func (t *table) shard(fp uint64) *shard { return &t.shards[fp>>(64-shardBits)] }
 
-// slotOf is the slot in a cell.
+// slotOf returns the slot in a cell.
 func (t *table) slotOf(cell uint32) uint32 { return cell & (1<<(t.shift&31) - 1) }
 
 func (t *table) cell(fp uint64, slot uint32) uint32 { return uint32(fp)<<(t.shift&31) | slot }
@@ -48,8 +47,8 @@ func (s *shard) buckets() int { return len(s.cells) / bucketCells }
 
 func (s *shard) bucket(i int) *bucket { return (*bucket)(s.cells[i*bucketCells:]) }
 
-// firstBucket and secondBucket are the two buckets of a fingerprint in a shard of n: one by the bits below the shard's,
-// scaled, the other by all bits, mixed.
+// firstBucket returns the first bucket of a fingerprint in a shard of n buckets. It scales the bits below those that select the
+// shard. secondBucket mixes all bits.
 func firstBucket(fp uint64, n int) int {
 	hi, _ := bits.Mul64(fp<<shardBits, uint64(n))
 	return int(hi)
@@ -60,7 +59,7 @@ func secondBucket(fp uint64, n int) int {
 	return int(hi)
 }
 
-// first and second are the buckets of a fingerprint, or nil.
+// first returns the first bucket of a fingerprint, or nil if its shard is empty.
 func (t *table) first(fp uint64) *bucket {
 	s := t.shard(fp)
 	n := s.buckets()
@@ -75,10 +74,10 @@ func (t *table) second(fp uint64) *bucket {
 	return s.bucket(secondBucket(fp, s.buckets()))
 }
 
-// matches is the set of a bucket's cells that may be of a fingerprint.
+// matches returns the cells of a bucket that may have a fingerprint, as bits.
 func (t *table) matches(b *bucket, fp uint64) uint32 { return matchBucket(b, fp, t.shift) }
 
-// search calls visit for the slots that may have this fingerprint, until it has found the wanted one.
+// search calls visit for each slot that may have this fingerprint, until visit returns true.
 func (t *table) search(fp uint64, visit func(slot uint32) (found bool)) {
 	s := t.shard(fp)
 	n := s.buckets()
@@ -99,7 +98,7 @@ func (t *table) search(fp uint64, visit func(slot uint32) (found bool)) {
 	}
 }
 
-// most is how many slots of a fingerprint there may be at most: its buckets say so without a look at any entry.
+// most returns an upper bound for the number of slots with a fingerprint, without reading any entry.
 func (t *table) most(fp uint64) int {
 	b := t.first(fp)
 	if b == nil {
@@ -108,7 +107,7 @@ func (t *table) most(fp uint64) int {
 	return bits.OnesCount32(t.matches(b, fp)) + bits.OnesCount32(t.matches(t.second(fp), fp))
 }
 
-// remove takes a slot out, if it is there.
+// remove removes a slot if it is in the table.
 func (t *table) remove(fp uint64, slot uint32) {
 	s := t.shard(fp)
 	n, want := s.buckets(), t.cell(fp, slot)
@@ -127,8 +126,8 @@ func (t *table) remove(fp uint64, slot uint32) {
 	}
 }
 
-// insert adds a slot that is not there. It is false when both buckets are full of nearly equal fingerprints and growing
-// does not help.
+// insert adds a slot that is not in the table. It returns false if both buckets are full of nearly equal fingerprints and
+// growing does not help.
 func (t *table) insert(fp uint64, slot uint32) bool {
 	s := t.shard(fp)
 	for full := 16*(s.n+1) > 15*len(s.cells); full || !t.place(s, fp, slot); full = false {
@@ -139,7 +138,7 @@ func (t *table) insert(fp uint64, slot uint32) bool {
 	return true
 }
 
-// place puts a slot into one of its buckets, moving another entry to its other bucket if that makes room.
+// place puts a slot into one of its buckets, if necessary by moving another entry to its other bucket.
 func (t *table) place(s *shard, fp uint64, slot uint32) bool {
 	n, c := s.buckets(), t.cell(fp, slot)
 	at := [...]int{firstBucket(fp, n), secondBucket(fp, n)}
@@ -162,7 +161,7 @@ func (t *table) place(s *shard, fp uint64, slot uint32) bool {
 	return false
 }
 
-// put puts a cell into a bucket, if one of the bucket's cells is empty.
+// put puts a cell into a bucket if the bucket has an empty cell.
 func (s *shard) put(i int, c uint32) bool {
 	b := s.bucket(i)
 	for j := range b {
@@ -175,8 +174,8 @@ func (s *shard) put(i int, c uint32) bool {
 	return false
 }
 
-// grow makes room for a sixteenth more, or for as much as it takes. It is false when that would not help: there are few
-// entries, and they all want the same buckets.
+// grow enlarges a shard by a sixteenth, or by more if its entries do not fit otherwise. It returns false if growing does not
+// help, because a few entries all have the same buckets.
 func (t *table) grow(s *shard) bool {
 	for n := s.buckets()*17/16 + 1; bucketCells*n <= 4*(s.n+bucketCells); n += n/16 + 1 {
 		next := shard{cells: newCells(n)}
@@ -188,7 +187,7 @@ func (t *table) grow(s *shard) bool {
 	return false
 }
 
-// newCells makes n buckets, and as many more as the allocator's size class has room for.
+// newCells returns n empty buckets, and as many more as fit the allocator's size class.
 func newCells(n int) []uint32 {
 	cells := slices.Grow([]uint32(nil), n*bucketCells)
 	cells = cells[:cap(cells)/bucketCells*bucketCells]
@@ -198,7 +197,7 @@ func newCells(n int) []uint32 {
 	return cells
 }
 
-// rehash places all slots of one shard in another. It is false if one has no room.
+// rehash places all slots of one shard in another. It returns false if one does not fit.
 func (t *table) rehash(to, from *shard) bool {
 	for _, c := range from.cells {
 		if c != emptyCell && !t.place(to, t.fpOf(t.slotOf(c)), t.slotOf(c)) {

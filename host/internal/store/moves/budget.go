@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// patience is how long a part waits for loads at most, so that moves come to an end under any load.
+// patience is the longest time that a part waits for loads, so that moves end under any load.
 const patience = 20 * time.Millisecond
 
-// Loads counts the loads that are under way. It is safe for concurrent use.
+// Loads counts the running loads. It is safe for concurrent use.
 type Loads struct {
 	n      atomic.Int64
 	mu     sync.Mutex
-	idle   chan struct{} // closed when the last load ends; nil: no move waits
-	waited atomic.Bool   // a move waits
+	idle   chan struct{} // closed when the last load ends; nil if no move waits
+	waited atomic.Bool   // a move is waiting
 }
 
 // Begin counts a load.
 func (l *Loads) Begin() { l.n.Add(1) }
 
-// End ends Begin.
+// End ends a load.
 func (l *Loads) End() {
 	if l.n.Add(-1) != 0 || !l.waited.Load() {
 		return
@@ -35,7 +35,7 @@ func (l *Loads) End() {
 	}
 }
 
-// none returns a channel that is closed when no load is under way, or nil when none is now.
+// none returns a channel that is closed when no load is running, or nil if none is running now.
 func (l *Loads) none() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -44,12 +44,12 @@ func (l *Loads) none() <-chan struct{} {
 	}
 	l.waited.Store(true)
 	if l.n.Load() == 0 {
-		return nil // the end of the next load closes a channel that no move waits for
+		return nil // the end of the next load closes a channel for which no move waits
 	}
 	return l.idle
 }
 
-// Await waits until no load is under way, or for so long.
+// Await waits until no load is running, but no longer than most.
 func (l *Loads) Await(ctx context.Context, most time.Duration) error {
 	if idle := l.none(); idle != nil {
 		return wait(ctx, most, idle)
@@ -57,18 +57,19 @@ func (l *Loads) Await(ctx context.Context, most time.Duration) error {
 	return ctx.Err()
 }
 
-// UnderWay says whether a load is.
+// UnderWay reports whether a load is running.
 func (l *Loads) UnderWay() bool { return l.n.Load() > 0 }
 
-// Rate spreads what is moved over time: a part begins when those before it would have ended. It is safe for concurrent use.
+// Rate limits the bytes a second that are moved. A part begins when all parts before it are paid for. It is safe for concurrent
+// use.
 type Rate struct {
-	PerSecond int64 // bytes; 0: as many as go
+	PerSecond int64 // bytes; 0 means no limit
 
 	mu   sync.Mutex
-	free time.Time // when what was taken has been paid for
+	free time.Time // time at which all bytes taken so far are paid for
 }
 
-// burst is how far a rate may be behind: what is not used in that time is lost.
+// burst is the most unused time that a rate can catch up.
 const burst = 50 * time.Millisecond
 
 // Take waits until so many bytes may be moved.
@@ -79,7 +80,7 @@ func (r *Rate) Take(ctx context.Context, n int) error {
 	return wait(ctx, r.pay(time.Now(), n), nil)
 }
 
-// pay books bytes and returns how long they have to wait.
+// pay books bytes and returns the time that they must wait.
 func (r *Rate) pay(now time.Time, n int) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,14 +92,14 @@ func (r *Rate) pay(now time.Time, n int) time.Duration {
 	return due.Sub(now)
 }
 
-// budget is what moves may take of the machine.
+// budget limits the use of the machine by moves.
 type budget struct {
 	loads *Loads
 	rate  Rate
-	hurry atomic.Bool // no more loads come: there is no other limit than time
+	hurry atomic.Bool // there will be no more loads, so only the time is limited
 }
 
-// yield waits until no load is under way, but not for long.
+// yield waits until no load is running, but for a limited time.
 func (b *budget) yield(ctx context.Context) error {
 	if b.hurry.Load() {
 		return ctx.Err()
@@ -114,7 +115,7 @@ func (b *budget) take(ctx context.Context, n int) error {
 	return b.rate.Take(ctx, n)
 }
 
-// wait waits for a time, or until a channel is closed.
+// wait waits for a time or until a channel is closed.
 func wait(ctx context.Context, d time.Duration, closed <-chan struct{}) error {
 	if d <= 0 {
 		return ctx.Err()

@@ -11,32 +11,33 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Source is a piece that is there, open for reading.
+// Source is a piece that is open for reading.
 type Source interface {
 	io.ReaderAt
 	Size() int64
-	// Verify judges the piece by its first bytes: its layout, where the payload begins, and the checksums.
+	// Verify checks the piece by its first bytes and returns its layout, the offset of the payload, and the checksums.
 	Verify(head []byte) (*Head, error)
-	// Decoded enters what was decompressed of it, and the time of the codec.
+	// Decoded records the bytes that were decompressed and the time of the codec.
 	Decoded(pages, stored int64, took time.Duration)
-	// Cancelled says that the copy is not wanted any more.
+	// Cancelled reports whether the copy is no longer wanted.
 	Cancelled() bool
 }
 
-// Head is what a reader needs to know of a piece before its payload.
+// Head is the information before the payload that a reader needs.
 type Head struct {
 	Plan       *kv.Plan
 	DataOffset int64
-	Table      []uint64 // checksums of the plan's extents; nil until the table's bytes were given
-	// Of a piece of version 2 how its extents are stored, and where each begins and the last one ends, from the payload's
-	// start. Nil for version 1, and until the table's bytes were given.
+	Table      []uint64 // checksums of the plan's extents; nil until the table has been read
+	// Stored describes how the extents of a version 2 piece are stored. Offsets holds the start of each extent, relative to the
+	// payload, and the end of the last one. Both are nil for version 1, and until the table has been read.
 	Stored  []pieceformat.Stored
 	Offsets []int64
-	// Compressed says that the piece is of version 2.
+	// Compressed means that the piece is of version 2.
 	Compressed bool
 }
 
-// Read takes what a piece's header says, and its table where b, which begins with the header, has all of it.
+// Read fills in the head from a piece's header. b begins with the header. If it holds the whole table, Read reads the table as
+// well.
 func (d *Head) Read(h *pieceformat.Header, plan *kv.Plan, b []byte) (err error) {
 	d.Plan, d.DataOffset, d.Compressed = plan, h.DataOffset, h.Version() == pieceformat.CompressedVersion
 	if int64(len(b)) < h.DataOffset {
@@ -53,7 +54,7 @@ func (d *Head) Read(h *pieceformat.Header, plan *kv.Plan, b []byte) (err error) 
 	return err
 }
 
-// At is where an extent begins in the file, and where it ends.
+// At returns the start and the end of an extent in the file.
 func (d *Head) At(extent int) (from, to int64) {
 	if d.Compressed {
 		return d.DataOffset + d.Offsets[extent], d.DataOffset + d.Offsets[extent+1]
@@ -62,7 +63,7 @@ func (d *Head) At(extent int) (from, to int64) {
 	return d.DataOffset + e.Off, d.DataOffset + e.Off + int64(e.Len)
 }
 
-// Verify checks extents against the table, as they are stored in the file: data holds it from base on.
+// Verify checks stored extents against the table. data holds the file from offset base on.
 func (d *Head) Verify(lo, hi int, data []byte, base int64) error {
 	if !d.Compressed {
 		return kv.VerifyExtents(d.Plan, lo, hi, data, base-d.DataOffset, d.Table)
@@ -77,8 +78,8 @@ func (d *Head) Verify(lo, hi int, data []byte, base int64) error {
 	return nil
 }
 
-// Decode writes an extent's page bytes to page, which is as long as the extent. stored is the extent as it is stored in the
-// file, and verified.
+// Decode decompresses an extent to page, which has the length of the extent. stored is the stored extent, which must have been
+// verified.
 func (d *Head) Decode(extent int, page, stored []byte) error {
 	if err := codec.Decode(page, stored, codec.Codec(d.Stored[extent].Codec)); err != nil {
 		return fmt.Errorf("%w: extent %d: %w", pieceformat.ErrDamaged, extent, err)
@@ -90,17 +91,17 @@ func (d *Head) Decode(extent int, page, stored []byte) error {
 	return nil
 }
 
-// Target takes a piece: its bytes in order, each once, in whole pages, but for the head of one that is compressed on the way,
-// which comes last. Nothing shows before Commit.
+// Target receives a piece: all bytes once, in order and in whole pages. The exception is the head of a piece that is compressed
+// during the copy, which comes last. Nothing is visible before Commit.
 type Target interface {
 	io.WriterAt
-	// Decodes says that the target is to get a compressed piece as version 1: it must not hold others.
+	// Decodes reports whether a compressed piece must be written as version 1.
 	Decodes() bool
-	// Compresses says that the target is to get a piece of version 1 as version 2, of numbers of Element bytes. HeadStored
-	// then writes the head and returns the size of the file, and Encoded enters what it gained.
+	// Compresses reports whether a piece of version 1 must be written as version 2. Element is then the size of its numbers in
+	// bytes. HeadStored writes the head and returns the size of the file, and Encoded records the gain.
 	Compresses() bool
 	Element() int
-	// Name is what the header is to have as the piece's name.
+	// Name returns the piece's name for the header.
 	Name() string
 	HeadStored(dst []byte, table []uint64, stored []pieceformat.Stored) int64
 	Encoded(stored int64, took time.Duration)
@@ -108,15 +109,16 @@ type Target interface {
 	Abort(cause error)
 }
 
-// recoder writes a piece in another version than it has.
+// recoder writes a piece in another version than its source.
 type recoder interface {
-	// extents writes some: data holds the source from base on. They are verified as they stand there.
+	// extents writes some extents. data holds the source from offset base on. The extents must have been verified in their
+	// stored form.
 	extents(lo, hi int, data []byte, base int64) error
 	// end writes the rest.
 	end() error
 }
 
-// recoder is nil when the copy is the file as it is.
+// recoder returns nil if the file is copied unchanged.
 func (c *Copier) recoder(src Source, h *pieceformat.Header, head *Head, to Target) (recoder, error) {
 	switch {
 	case head.Compressed && to.Decodes():
@@ -127,27 +129,28 @@ func (c *Copier) recoder(src Source, h *pieceformat.Header, head *Head, to Targe
 	return nil, nil
 }
 
-// Begin makes the target of a piece, given the piece's header.
+// Begin creates the target of a piece, given the piece's header.
 type Begin func(ctx context.Context, h *pieceformat.Header) (Target, error)
 
-// Copier is a worker's: a buffer, and the budget that all workers share.
+// Copier belongs to a worker. It holds the worker's buffers and the budget that all workers share.
 type Copier struct {
-	buf    []byte // PartBytes, and room for what a part leaves of an extent
-	pages  []byte // as long; nil until a piece was written in another version
+	buf    []byte // partBytes, with room for the rest of an extent from the part before
+	pages  []byte // of the same size; nil until a piece is written in another version
 	budget *budget
-	clear  int   // bytes that may be copied before it looks for loads again
-	copied int64 // bytes of the move that runs
+	clear  int   // bytes that may be copied before the next wait for loads
+	copied int64 // bytes copied by the running move
 }
 
 const (
-	// partBytes is how much is copied at a time.
+	// partBytes is the size of a part in bytes.
 	partBytes = 256 << 10
-	// Most bytes of a part that are verified with the next one: those of an extent, and up to the page before it.
+	// carried is the most bytes of a part that are verified together with the next part: an extent, and the bytes before it in
+	// its first page.
 	carried     = kv.ExtentBytes + pieceformat.Page
 	bufferBytes = partBytes + carried
 )
 
-// recoded is the buffer for what is written in another version.
+// recoded returns the buffer for a piece that is written in another version.
 func (c *Copier) recoded() []byte {
 	if c.pages == nil {
 		c.pages = make([]byte, bufferBytes)
@@ -155,7 +158,7 @@ func (c *Copier) recoded() []byte {
 	return c.pages
 }
 
-// take waits until so many bytes may be copied. Small pieces wait for loads together, as the parts of a large one would.
+// take waits until so many bytes may be copied. Several small pieces wait for loads once, as a part of a large piece does.
 func (c *Copier) take(ctx context.Context, n int) error {
 	if c.clear < n {
 		if err := c.budget.yield(ctx); err != nil {
@@ -167,8 +170,7 @@ func (c *Copier) take(ctx context.Context, n int) error {
 	return c.budget.take(ctx, n)
 }
 
-// Copy copies a piece. Target is not called when there is something wrong with the source's head, and not committed
-// when there is something wrong with the rest.
+// Copy copies a piece. It calls begin only if the head of the source is valid, and commits the target only if all bytes are.
 func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int64, err error) {
 	var to Target
 	defer func() {
@@ -182,8 +184,8 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 	}
 	var head *Head
 	var out recoder
-	next := 0               // the first extent that is not verified
-	kept, at := 0, int64(0) // buf[:kept] is what was read before at
+	next := 0               // first extent that is not verified
+	kept, at := 0, int64(0) // buf[:kept] holds the bytes before at
 	for at < size {
 		n := int(min(partBytes, size-at))
 		if err := c.take(ctx, n); err != nil {
@@ -219,7 +221,7 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 			}
 		}
 		have := at + int64(n)
-		from := at - int64(kept) // where buf begins in the file
+		from := at - int64(kept) // offset of buf in the file
 		last, extents := next, len(head.Plan.Extents())
 		for ; last < extents; last++ {
 			if _, end := head.At(last); end > have {

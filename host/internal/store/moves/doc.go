@@ -1,27 +1,27 @@
-// Package moves copies entries between the levels of a store, in the background and behind everything else.
+// Package moves copies entries between the levels of a store, in the background and with the lowest priority.
 //
-// A level is what is equally near to the engines: page-locked memory, disks, a shared file system. Entries are stored
-// in the nearest one. What its evict policy names is offered to the next level before it goes ([Demotion]); what is
-// granted from a farther level is offered to the nearest one ([Promotion]); what is written through is copied at once
-// ([Through]); and what a lookup asks to come nearer is copied while its lease lasts ([Prefetch]). The store decides what
-// is offered and asks the policies; this package carries the bytes:
+// A level is a set of roots that are equally near to the engines, such as page-locked memory, disks or a shared file system.
+// Entries are stored in the nearest level. An entry that the evict policy names is offered to the next level before it leaves
+// ([Demotion]). An entry that is granted from a farther level is offered to the nearest one ([Promotion]). With write-through,
+// an entry is copied at once ([Through]). An entry that a lookup requests nearer is copied while its lease lasts ([Prefetch]).
+// The store decides about offers and asks the policies. This package carries the bytes:
 //
-//	Offer      a [Move] waits for a worker: what waits is bounded by the time that it takes, and what is worth least is shed
+//	Offer      a [Move] waits for a worker; the waiting moves are bounded by the time that they need, and the least valuable are shed
 //	Run        a worker takes the most valuable move and gives it a [Copier]
 //	Copy       a piece goes from a [Source] to a [Target] in parts, each within the budget of bandwidth
 //
-// What leaves the last level may be offered to another host, which fetches it ([Taker]), and what another host has offered comes as [Taken].
+// An entry that leaves the last level may be offered to another host, which fetches it ([Taker]). An entry that another host
+// has offered is fetched as [Taken].
 //
-// A piece is copied as it is stored: header, checksum table and payload. Every checksum is compared on the way, and the
-// target shows nothing before it is committed, so a copy is whole and right, or it is not there.
+// A piece is copied as it is stored: header, checksum table and payload. Every checksum is verified on the way, and the target
+// shows nothing before it is committed. A copy is therefore complete and correct, or it does not exist.
 //
-// Moves never delay loads for long: before each part a worker waits until no load is under way, but [Patience] at
-// most, and a part is small. What leaves a level and cannot be copied before a put needs its bytes goes without, what was hit
-// least first, which costs a later miss.
+// Moves never delay loads for long. A part is small, and before each part a worker waits until no load is running, for at most
+// [patience]. An entry that leaves a level and has no copy when a put needs its bytes goes without one. Entries with the fewest
+// hits go first. The cost is a later miss.
 //
-// # What a level can be
+// # Requirements on a level
 //
-// A [Target] needs neither rename nor links: parts are written in order, once, and a commit ends them, as in an upload
-// to object storage. A [Source] is read in order, too. Both may be slow: a worker that waits for one holds nothing but
-// its buffer.
+// A [Target] needs neither rename nor links: parts are written once and in order, and a commit ends them, as in an upload to
+// object storage. A [Source] is read in order, too. Both may be slow: a worker that waits for one holds only its buffer.
 package moves

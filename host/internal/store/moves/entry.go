@@ -15,70 +15,72 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Origin is where entries come from: a root.
+// Origin is the root from which entries are copied.
 type Origin struct {
 	*entries.Set
 	Level  int
 	Copies *entries.Copies
-	Clock  func() uint64 // the time of events
-	// Open opens a piece of an entry that is pinned.
+	Clock  func() uint64 // returns the time for events
+	// Open opens a piece of a pinned entry.
 	Open func(m *entries.Move, rank uint32) (Piece, error)
 }
 
-// Piece is a [Source] that is closed at the end. Bad says that its bytes are not what was stored.
+// Piece is a [Source] that must be closed. Bad reports that its bytes are wrong.
 type Piece interface {
 	Source
 	Bad(cause error)
 	Close()
 }
 
-// Level is where they go.
+// Level is the destination of moves.
 type Level interface {
 	Number() int
 	Count() *Counters
-	// Holds says whether the level has a whole copy of an entry.
+	// Holds reports whether the level has a complete copy of an entry.
 	Holds(fp uint64) bool
-	// Facts completes what is known of a candidate: whether any level has its parent, and a child of it, and how many other hosts have it.
+	// Facts completes a candidate: whether any level has its parent, whether any has a child of it, and the number of other
+	// hosts with a copy.
 	Facts(c *abi.Candidate)
-	// Admits asks the level's admit policy; asked is false where there is none.
+	// Admits asks the level's admit policy. asked is false if there is none.
 	Admits(c *abi.Candidate, ns *catalog.Namespace) (admitted, asked bool)
-	// Begin makes the target of a piece with this header. The error is [entries.ErrResident] if it is there.
+	// Begin creates the target of a piece with this header. The error is [entries.ErrResident] if the piece exists.
 	Begin(ctx context.Context, e *Entry, h *pieceformat.Header) (Target, error)
-	// DropPart removes what a copy that failed has left.
+	// DropPart removes the remains of a failed copy.
 	DropPart(e *Entry)
 	// Log logs why an entry was not copied.
 	Log(e *Entry, cause error)
 }
 
-// Taker is a [Level] that is asked to fetch an entry, which is pinned until it has. [ErrRefused] says that it will not.
+// Taker is a [Level] that fetches entries itself. The entry is pinned until Take returns. The error is [ErrRefused] if the
+// entry is not taken.
 type Taker interface {
 	Take(ctx context.Context, e *Entry) error
 }
 
-// Counters count moves to one level, by kind.
+// Counters count the moves to one level by kind.
 type Counters [Kinds]Counter
 
 // Counter counts moves.
 type Counter struct {
-	Done, Bytes atomic.Uint64 // copied
+	Done, Bytes atomic.Uint64 // moves that copied an entry, and their bytes
 	Shed        atomic.Uint64 // dropped, because too many were waiting or there was no time
 	Refused     atomic.Uint64 // not wanted by the policy of the level
-	Cancelled   atomic.Uint64 // not wanted any more, or there already
-	Failed      atomic.Uint64 // faults, and no room
+	Cancelled   atomic.Uint64 // no longer wanted, or made already
+	Failed      atomic.Uint64 // failed because of a fault or lack of room
 }
 
-// Entry is an entry that is to be copied. It is a [Move].
+// Entry is an entry to be copied. It implements [Move].
 type Entry struct {
 	*entries.Move
 	Kind Kind
 	From *Origin
 	To   Level
-	// Wanted says that the level has admitted the entry already.
+	// Wanted means that the level has already admitted the entry.
 	Wanted bool
-	// Here says that a load makes the copy: what would wait, or take long, is left to a copy in the background.
+	// Here means that a load makes the copy. Anything that would wait or take long is left to a copy in the background.
 	Here  bool
-	Then  func() // called when the copy is there
-	Ended func() // called with the lock of the set when the move is over
+	Then  func() // called when the copy exists
+	Ended func() // called with the lock of the set held when the move has ended
 
 	Namespace *catalog.Namespace
 	Pieces    uint64
@@ -86,10 +88,11 @@ type Entry struct {
 	tries     int
 }
 
-// mostTries bounds how often a move looks for room.
+// mostTries is the most times that a move looks for room.
 const mostTries = 8
 
-// Offer asks whether the level wants the entry, and queues the move. An entry that leaves can go when it is not.
+// Offer asks whether the level wants the entry, and queues the move. If it is not queued, the move is over, and an entry that
+// leaves can go.
 func (v *Entry) Offer(m *Mover) (queued bool) {
 	n := &v.To.Count()[v.Kind]
 	switch wanted, known := v.wanted(); {
@@ -106,7 +109,7 @@ func (v *Entry) Offer(m *Mover) (queued bool) {
 	return false
 }
 
-// queued queues the move. From then on the mover hears what changes its value.
+// queued queues the move. From then on, changes of its value are reported to the mover.
 func (v *Entry) queued(m *Mover) bool {
 	v.From.Lock()
 	v.Changed = func() { m.Changed(v) }
@@ -114,7 +117,8 @@ func (v *Entry) queued(m *Mover) bool {
 	return m.Offer(v)
 }
 
-// wanted asks the level. known says that the entry is here, and has no copy there yet; what another host has offered leaves only after a hit.
+// wanted asks the level whether it wants the entry. known is false if the entry is gone or already has a copy in the level. It
+// is also false for an entry that leaves, was taken from another host, and has had no hit.
 func (v *Entry) wanted() (wanted, known bool) {
 	r := v.From
 	r.Lock()
@@ -147,7 +151,7 @@ func (v *Entry) wanted() (wanted, known bool) {
 	return v.Kind == Prefetch || policy.AdmitsByDefault(&c), true
 }
 
-// record is the kind as policies get it. What is written through has just been stored.
+// record returns the kind for policies. An entry of Through has just been stored.
 func (k Kind) record() abi.CandidateKind {
 	return [Kinds]abi.CandidateKind{abi.KindDemotion, abi.KindPromotion, abi.KindNew, abi.KindPromotion, abi.KindDemotion}[k]
 }
@@ -158,15 +162,16 @@ func (v *Entry) Bytes() int64 { return v.size }
 // Level implements [Move].
 func (v *Entry) Level() int { return max(v.From.Level, v.To.Number()) }
 
-// worth is what a hit saves by a copy of each kind. Without a copy of what leaves the next hit is computed, which takes longer than a load
-// from the farther level, or the engine would compute it anyway. What comes nearer saves that load, and it was asked for just now, or is new.
-// What is written through is near all the same, until the host ends.
+// worth is the value of a hit on a copy of each kind. Without a copy of an entry that leaves, the next hit would be computed.
+// That takes longer than a load from the farther level, or the engine would compute it anyway. A copy to a nearer level saves
+// the load from the farther one, for an entry that was requested just now or is new. A copy of Through has no use until the
+// host stops, since the entry is also near.
 var worth = [Kinds]float64{Demotion: 2, Promotion: 2, Through: 1, Prefetch: 2, Taken: 1}
 
-// unasked is how many hits are expected of what had none.
+// unasked is the expected number of hits of an entry without hits.
 const unasked = 0.5
 
-// Value implements [Move]: the hits that are expected, which are as many as there were, and what each saves.
+// Value implements [Move]. It is the expected number of hits, which equals the past number, times the value of a hit.
 func (v *Entry) Value() float64 {
 	hits, leaves := v.Worth()
 	kind := v.Kind
@@ -174,13 +179,13 @@ func (v *Entry) Value() float64 {
 		kind = Demotion
 	}
 	least := unasked
-	if v.Wanted { // it is new, and should have been near from the beginning
+	if v.Wanted { // the entry is new and should have been near from the beginning
 		least = 1
 	}
 	return max(least, float64(hits)) * worth[kind]
 }
 
-// Leaves says that the entry was about to leave when the move was offered.
+// Leaves reports whether the entry was about to leave when the move was offered.
 func (v *Entry) Leaves() bool { return v.Kind == Demotion }
 
 // Shed implements [Move].
@@ -202,8 +207,8 @@ func (v *Entry) end() {
 	}
 }
 
-// Run implements [Move]: it copies the pieces one after the other. What the level has no room for without loss is tried
-// again when another move has ended.
+// Run implements [Move]. It copies the pieces one after the other. If the level has no room without a loss, the move is tried
+// again after another move has ended.
 func (v *Entry) Run(ctx context.Context, c *Copier) (again bool) {
 	defer func() {
 		if again {
@@ -231,7 +236,7 @@ func (v *Entry) Run(ctx context.Context, c *Copier) (again bool) {
 	return false
 }
 
-// begin pins the entry for its copy, and says false when none can be made.
+// begin pins the entry for its copy. It returns false if the copy cannot be made.
 func (v *Entry) begin() bool {
 	r := v.From
 	r.Lock()
@@ -244,7 +249,7 @@ func (v *Entry) begin() bool {
 	return true
 }
 
-// account enters what became of a copy that was begun, and removes what one that failed has left.
+// account counts the result of a copy, and removes the remains of a failed one.
 func (v *Entry) account(err error) {
 	n := &v.To.Count()[v.Kind]
 	if err != nil {
@@ -269,8 +274,9 @@ func (v *Entry) account(err error) {
 	}
 }
 
-// BeginHere begins a move that is never queued: its caller has the bytes, and copies them. It says false, and the move is over, where
-// the level does not want the entry or it cannot be copied now. EndHere must follow otherwise.
+// BeginHere begins a move that is never queued, because the caller has the bytes and copies them. If the level does not want
+// the entry, or the entry cannot be copied now, the move is over and BeginHere returns false. Otherwise the caller must call
+// EndHere.
 func (v *Entry) BeginHere() bool {
 	v.Here = true
 	if wanted, known := v.wanted(); wanted && known && v.begin() {
@@ -280,14 +286,14 @@ func (v *Entry) BeginHere() bool {
 	return false
 }
 
-// EndHere ends a move that BeginHere has begun. The error says why there is no copy.
+// EndHere ends a move of BeginHere. The error is the reason why there is no copy.
 func (v *Entry) EndHere(err error) {
 	v.account(err)
 	v.From.Copies.Unwatch(v.Fingerprint)
 	v.end()
 }
 
-// copyAll copies the pieces, or has them fetched.
+// copyAll copies the pieces, or makes a Taker fetch them.
 func (v *Entry) copyAll(ctx context.Context, c *Copier) error {
 	if t, is := v.To.(Taker); is {
 		if err := c.budget.yield(ctx); err != nil {
@@ -307,7 +313,7 @@ func (v *Entry) copyAll(ctx context.Context, c *Copier) error {
 	return nil
 }
 
-// pause ends a copy that will be made anew.
+// pause ends an attempt that will be repeated.
 func (v *Entry) pause() {
 	v.From.Lock()
 	defer v.From.Unlock()

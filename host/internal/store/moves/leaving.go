@@ -10,24 +10,25 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/index"
 )
 
-// Leaving lets entries of a root leave for the next level. The root evicts ahead of need: what its policy names is
-// copied there, is served as before, and goes when a put needs its bytes. A put never waits for a copy: where what leaves has
-// none yet, what was hit least goes without.
+// Leaving makes entries of a root leave for the next level. The root evicts ahead of need: the entries that its policy names
+// are copied, served as before, and removed when a put needs their bytes. A put never waits for a copy: if no leaving entry has
+// its copy yet, the one with the fewest hits goes without.
 type Leaving struct {
 	From  *Origin
-	To    Level // nil: what is evicted is dropped
+	To    Level // nil if evicted entries are dropped
 	Mover *Mover
-	Takes func() bool // the root is in service, and so is the next level
-	Peers bool        // To is other hosts
-	Kept  Kind        // as what entries are copied at the end: Demotion, or Through where all is copied anyway
-	Ahead int64       // the part of the root, 1/n, that is kept free or for entries that leave
+	Takes func() bool // reports whether the root and the next level are in service
+	Peers bool        // To is the level of other hosts
+	Kept  Kind        // kind of the copies by Drain: Demotion, or Through if all entries are copied anyway
+	Ahead int64       // divisor of the root that gives the part kept free or for entries that leave
 
 	wake   chan struct{}
 	turn   sync.Mutex       // held while entries are offered
-	wanted map[uint32]int64 // bytes that should leave soon, by tenant or for any; the set's lock guards it
+	wanted map[uint32]int64 // bytes that should leave soon, by tenant or None for any; guarded by the set's lock
 }
 
-// How much leaves ahead. What is copied when it leaves needs room for a burst of what is new; what was copied as it came needs little.
+// Values of Ahead. If entries are copied when they leave, a burst of new entries needs room. If they were copied when they were
+// stored, little room is enough.
 const (
 	AheadBack    = 4
 	AheadThrough = 16
@@ -36,7 +37,7 @@ const (
 // Init prepares for Run.
 func (l *Leaving) Init() { l.wake, l.wanted = make(chan struct{}, 1), map[uint32]int64{} }
 
-// due is how many bytes of entries should leave now. The set's lock is held.
+// due returns the bytes of entries that should leave now. The set's lock must be held.
 func (l *Leaving) due() int64 {
 	if !l.can() {
 		return 0
@@ -44,10 +45,10 @@ func (l *Leaving) due() int64 {
 	return max(0, max(l.wanted[abi.None], l.From.Account.Excess(1-1/float64(l.Ahead)))-l.From.Moves.Leaving())
 }
 
-// can says whether entries can leave at present. The set's lock is held.
+// can reports whether entries can leave at present. The set's lock must be held.
 func (l *Leaving) can() bool { return l.To != nil && !l.From.Scanning() && l.Takes() }
 
-// Wake lets entries leave if that is due. The set's lock is held.
+// Wake makes entries leave if that is due. The set's lock must be held.
 func (l *Leaving) Wake() {
 	if len(l.wanted) > 0 || l.due() > 0 {
 		select {
@@ -57,7 +58,7 @@ func (l *Leaving) Wake() {
 	}
 }
 
-// Run lets entries leave until the context is done.
+// Run makes entries leave until the context is done.
 func (l *Leaving) Run(ctx context.Context) {
 	for {
 		select {
@@ -69,7 +70,7 @@ func (l *Leaving) Run(ctx context.Context) {
 	}
 }
 
-// Step lets entries leave as far as is due, and offers them to the next level.
+// Step makes entries leave as far as due, and offers them to the next level.
 func (l *Leaving) Step() {
 	if l.To == nil {
 		return
@@ -102,7 +103,7 @@ func (l *Leaving) Step() {
 	}
 }
 
-// Through offers an entry that was just stored to the next level. Nothing is done where it is not whole yet.
+// Through offers an entry that was just stored to the next level. It does nothing if the entry is not complete yet.
 func (l *Leaving) Through(m entries.Mark) {
 	var v *entries.Move
 	s := l.From.Set
@@ -116,9 +117,10 @@ func (l *Leaving) Through(m entries.Mark) {
 	}
 }
 
-// Evict begins to evict entries, up to the bytes wanted; only those of the tenant, if one is named. Those that leave go first, and of
-// these what has its copy. What has none, and so many hits as spares says, stays, unless that is 0: then the root is behind, and
-// something will have its copy soon. The set's lock is held.
+// Evict begins to evict entries until so many bytes are freed. If tenant is not None, it evicts only entries of the tenant.
+// Entries that leave go first, and among them those with their copy. If spares is not 0, entries without a copy and with at
+// least spares hits stay. behind is then true if the bytes do not suffice, and some entry will have its copy soon. The set's
+// lock must be held.
 func (l *Leaving) Evict(list []entries.Eviction, bytes int64, tenant, spares uint32) (begun []entries.Eviction, behind bool) {
 	s := l.From.Set
 	if l.To == nil {
@@ -148,14 +150,14 @@ func (l *Leaving) Evict(list []entries.Eviction, bytes int64, tenant, spares uin
 	return l.dropVictims(list, bytes, tenant), false
 }
 
-// want lets as much leave as goes now, also where the root is not full, as for a tenant at its quota.
+// want requests that as much leaves as is evicted now, even if the root is not full, as for a tenant at its quota.
 func (l *Leaving) want(bytes int64, tenant uint32) {
 	if tenant != abi.None || bytes > l.From.Moves.Leaving() {
 		l.wanted[tenant] = max(l.wanted[tenant], bytes)
 	}
 }
 
-// dropVictims begins to evict what the policy names.
+// dropVictims begins to evict the entries that the policy names.
 func (l *Leaving) dropVictims(list []entries.Eviction, bytes int64, tenant uint32) []entries.Eviction {
 	if bytes <= 0 {
 		return list
@@ -171,10 +173,9 @@ func (l *Leaving) dropVictims(list []entries.Eviction, bytes int64, tenant uint3
 	return list
 }
 
-// Drain offers what the root holds to the next level, what was hit before the rest and of each the most recently used prefixes first, until
-// the context is done.
-// It returns how many entries have a copy there, and how many have none although the level wants them. Nothing else
-// uses the root.
+// Drain offers the entries of the root to the next level until the context is done. Entries with hits come first, and in both
+// groups the most recently used prefixes. It returns the number of entries with a copy there, and of those without one although
+// the level wants them. Nothing else may use the root.
 func (l *Leaving) Drain(ctx context.Context) (kept, left int) {
 	count, lane := &l.To.Count()[l.Kept], l.Mover.lanes[l.To.Number()]
 	before := count.Done.Load() + count.Cancelled.Load()
@@ -200,7 +201,8 @@ func (l *Leaving) Drain(ctx context.Context) (kept, left int) {
 	return int(after - before), left + min(waiting, offered)
 }
 
-// order lists the slots of entries: what was hit first, and of that the most recently used, but each after the entries that it continues.
+// order lists the slots of entries. Entries with hits come first, and in both groups the most recently used ones, but each
+// entry comes after its ancestors.
 func (l *Leaving) order() (list []uint32) {
 	s := l.From.Set
 	s.Lock()

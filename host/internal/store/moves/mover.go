@@ -13,15 +13,15 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Kind says why an entry is copied.
+// Kind is the reason why an entry is copied.
 type Kind uint8
 
-// The kinds.
+// Kinds of moves.
 const (
 	Demotion  Kind = iota // it is about to leave a nearer level
 	Promotion             // it was granted from a farther level
 	Through               // it was just stored, in a root that writes through
-	Prefetch              // a lookup found it farther away and asks for it
+	Prefetch              // a lookup found it in a farther level and requested it
 	Taken                 // another host evicts it and has offered it
 	Kinds
 )
@@ -32,53 +32,54 @@ func (k Kind) String() string {
 
 // Move is an entry to be copied.
 type Move interface {
-	// Bytes is how much it is.
+	// Bytes returns the size of the entry.
 	Bytes() int64
-	// Level is the farther one of the two that it goes between.
+	// Level returns the farther one of the two levels.
 	Level() int
-	// Value is what a copy of a byte is worth. It may change while the move waits: [Mover.Changed].
+	// Value returns the value of a copied byte. It may change while the move waits: see [Mover.Changed].
 	Value() float64
-	// Run copies it. It says true when it is to be run again after another move.
+	// Run copies the entry. It returns true if it must run again after another move.
 	Run(ctx context.Context, c *Copier) (again bool)
-	// Shed says that it will not be run.
+	// Shed tells the move that it will not run.
 	Shed()
-	// Cancelled says that it is not wanted any more.
+	// Cancelled reports whether the move is no longer wanted.
 	Cancelled() bool
 }
 
-// Config makes a mover. Zero is a default.
+// Config configures a mover. Zero values mean defaults.
 type Config struct {
-	Workers   int           // copies at a time, of each of Levels: 2
-	Bandwidth int64         // bytes per second over all of them; 0: no limit
-	Waiting   time.Duration // that what waits takes to be copied, at most: a minute
+	Workers   int           // concurrent copies for each of Levels; 0 means 2
+	Bandwidth int64         // bytes a second over all copies; 0 means no limit
+	Waiting   time.Duration // most time that waiting moves may need to be copied; 0 means a minute
 	Loads     *Loads
-	Levels    []int // that moves have as the farther one
+	Levels    []int // levels that can be the farther one of a move
 }
 
-// Most moves that may wait, whatever their size.
+// maxWaiting is the most moves that may wait, whatever their size.
 const maxWaiting = 1 << 14
 
 const (
 	defaultWorkers = 2
 	defaultWaiting = time.Minute
-	assumedSpeed   = 256 << 20 // bytes per second of a worker that has copied nothing yet
+	assumedSpeed   = 256 << 20 // bytes a second of a worker before its first copy
 )
 
-// Mover runs moves, the most valuable first. Those that a far level holds up keep no other from a worker. It is safe for concurrent use.
+// Mover runs moves, the most valuable ones first. Each level has its own workers, so a slow far level does not hold up moves to
+// others. It is safe for concurrent use.
 type Mover struct {
 	cfg    Config
 	slots  *staging.Slots
 	budget budget
 
 	mu      sync.Mutex
-	changed sync.Cond     // a move waits, one has ended, or no more are taken
+	changed sync.Cond     // signalled when a move is queued, when one has ended, and at the close
 	lanes   map[int]*lane // by level
-	again   []Move        // that wait for the end of any other
-	ends    uint64        // moves that have ended: one that is to run again may have missed the last it waits for
+	again   []Move        // moves that wait for the end of another move
+	ends    uint64        // number of ended moves; shows a move that is to run again whether another has ended during its run
 	closed  bool
 }
 
-// New makes a mover. Its memory is touched when the first moves are run.
+// New returns a mover. The pages of its memory are first used by the first moves.
 func New(cfg Config) (*Mover, error) {
 	cfg.Workers, cfg.Waiting = cmp.Or(cfg.Workers, defaultWorkers), cmp.Or(cfg.Waiting, defaultWaiting)
 	if cfg.Loads == nil {
@@ -97,8 +98,8 @@ func New(cfg Config) (*Mover, error) {
 	return m, nil
 }
 
-// Offer queues a move. It says false, and the move will not run, when too many wait already that are worth as much. Others make room
-// for it.
+// Offer queues a move. It returns false, and the move will not run, if too many moves of the same or a higher value are
+// waiting. Less valuable moves are shed to make room.
 func (m *Mover) Offer(v Move) (queued bool) {
 	var shed []Move
 	m.mu.Lock()
@@ -120,24 +121,24 @@ func (m *Mover) Offer(v Move) (queued bool) {
 	return queued
 }
 
-// fits says whether another move may wait. m.mu is held.
+// fits reports whether another move may wait. m.mu must be held.
 func (m *Mover) fits(l *lane, v Move) bool {
 	return len(l.of) < maxWaiting && (len(l.of) == 0 || l.waiting+v.Bytes() <= m.mayWait(l))
 }
 
-// mayWait is how many bytes may. m.mu is held.
+// mayWait returns the bytes that may wait. m.mu must be held.
 func (m *Mover) mayWait(l *lane) int64 {
 	return int64(float64(m.cfg.Workers) * l.speed(assumedSpeed) * m.cfg.Waiting.Seconds())
 }
 
-// Changed says that the value of a move has changed, or that it is not wanted any more. It takes no lock of a set.
+// Changed tells the mover that the value of a move has changed or that it is no longer wanted. It takes no lock of a set.
 func (m *Mover) Changed(v Move) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.lanes[v.Level()].changed(v)
 }
 
-// Prune sheds the waiting moves that are not wanted any more.
+// Prune sheds the waiting moves that are no longer wanted.
 func (m *Mover) Prune() { m.prune(Move.Cancelled) }
 
 func (m *Mover) prune(gone func(Move) bool) {
@@ -168,7 +169,7 @@ func shedAll(list []Move) {
 	}
 }
 
-// Run runs moves until the context is done. What waits then is shed.
+// Run runs moves until the context is done, and then sheds the waiting ones.
 func (m *Mover) Run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, m.close)
 	defer stop()
@@ -191,7 +192,7 @@ func (m *Mover) Run(ctx context.Context) {
 	shedAll(left)
 }
 
-// Close frees the buffers. Run has ended, or was not called.
+// Close frees the buffers. Run must have ended, or must not have been called.
 func (m *Mover) Close() error { return m.slots.Close() }
 
 func (m *Mover) close() {
@@ -232,11 +233,11 @@ func (m *Mover) work(ctx context.Context, l *lane) {
 	}
 }
 
-// ended ends a move that was run, and lets those run that wait for that. Began is how many had ended when it began.
+// ended ends a move that has run, and queues the moves that wait for it. began is the number of ended moves when it began.
 func (m *Mover) ended(l *lane, v Move, began uint64, again bool) {
 	m.mu.Lock()
 	switch {
-	case again && m.ends != began && !m.closed: // another has ended since
+	case again && m.ends != began && !m.closed: // another move has ended during the run
 		l.push(v)
 		again = false
 	case again && m.moves() > len(m.again)+1 && !m.closed:
@@ -256,11 +257,11 @@ func (m *Mover) ended(l *lane, v Move, began uint64, again bool) {
 	m.changed.Broadcast()
 	m.mu.Unlock()
 	if again {
-		v.Shed() // no other is under way
+		v.Shed() // no other move is under way
 	}
 }
 
-// moves is how many wait or run. m.mu is held.
+// moves returns the number of moves that wait or run. m.mu must be held.
 func (m *Mover) moves() (n int) {
 	for _, l := range m.lanes {
 		n += l.moves
@@ -268,16 +269,16 @@ func (m *Mover) moves() (n int) {
 	return n
 }
 
-// Hurry lifts the limits of bandwidth and sheds what waits: there are no more loads.
+// Hurry lifts the limit of bandwidth and sheds the waiting moves, because there will be no more loads.
 func (m *Mover) Hurry() {
 	m.budget.hurry.Store(true)
 	m.prune(func(Move) bool { return true })
 }
 
-// await waits until something holds. Holds is called with m.mu held.
+// await waits until holds returns true. holds is called with m.mu held.
 func (m *Mover) await(ctx context.Context, holds func() bool) error {
 	stop := context.AfterFunc(ctx, func() {
-		m.mu.Lock() // not between the look at ctx and the wait
+		m.mu.Lock() // so that the broadcast cannot come between the check of ctx and the wait
 		defer m.mu.Unlock()
 		m.changed.Broadcast()
 	})
@@ -306,7 +307,7 @@ func (m *Mover) Settle(ctx context.Context, step func()) error {
 	}
 }
 
-// InFlight is how many moves wait or run, and the bytes of those that wait.
+// InFlight returns the number of moves that wait or run, and the bytes of the waiting ones.
 func (m *Mover) InFlight() (moves int, waiting int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -316,16 +317,17 @@ func (m *Mover) InFlight() (moves int, waiting int64) {
 	return m.moves(), waiting
 }
 
-// A move ends without a copy.
+// Reasons for the end of a move without a copy.
 var (
-	// ErrCancelled says that the entry has gone, or that the copy is not wanted any more.
+	// ErrCancelled means that the entry is gone or that the copy is no longer wanted.
 	ErrCancelled = errors.New("store: move is cancelled")
-	// ErrRefused says that another host does not take what it was offered.
+	// ErrRefused means that another host does not take an offered entry.
 	ErrRefused = errors.New("store: the offer is refused")
-	// ErrBehind says that a level has no room at present: what leaves has no copy yet, or its memory is being allocated.
+	// ErrBehind means that a level has no room at present: entries that leave have no copy yet, or its memory is still being
+	// allocated.
 	ErrBehind = errors.New("store: the level has no room yet")
-	// ErrLayout says that new pieces of the group have another layout than the entry's.
+	// ErrLayout means that new pieces of the group have another layout than the entry.
 	ErrLayout = errors.New("store: the entry has an earlier layout, which is not written any more")
-	// ErrTable says that a piece has a longer table than is copied at a time. There is nothing wrong with the piece.
+	// ErrTable means that the table of a piece is too long to be copied in one part. The piece itself is valid.
 	ErrTable = errors.New("store: the piece has too many extents to be copied")
 )

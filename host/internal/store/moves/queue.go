@@ -5,19 +5,19 @@ import (
 	"math"
 )
 
-// classes are how many values of moves the queue tells apart: each is of twice the value of the one before. The last is of those that
-// are not wanted any more, which cost nothing.
+// classes is the number of value classes in the queue. Each class has twice the value of the class below. The highest class is
+// for moves that are no longer wanted, since ending them costs nothing.
 const classes = 8
 
-// lane is the moves of one level as the farther one. It has workers, a queue and a bound for itself. The mover's mu guards it.
+// lane holds the moves with the same farther level. It has its own workers, queue and bound. It is guarded by the mover's mu.
 type lane struct {
-	queue   [classes]list.List // of waiter, oldest first
+	queue   [classes]list.List // elements are waiters, oldest first
 	of      map[Move]*list.Element
-	waiting int64 // bytes of what waits, also of again
-	moves   int   // that wait or run
+	waiting int64 // bytes of waiting moves, including those in again
+	moves   int   // moves that wait or run
 
-	// Of the last moves, each counting less than the next one.
-	copied, took float64 // bytes, seconds
+	// Sums over the last moves. Older moves count less.
+	copied, took float64 // bytes and seconds
 }
 
 // waiter is a move in a queue.
@@ -27,7 +27,7 @@ type waiter struct {
 	bytes int64
 }
 
-// class is that of a move's value.
+// class returns a waiter for the move with the class of its value.
 func class(v Move) waiter {
 	if v.Cancelled() {
 		return waiter{v, classes - 1, 0}
@@ -41,7 +41,7 @@ func (l *lane) push(v Move) {
 	l.of[v] = l.queue[w.class].PushBack(w)
 }
 
-// pop takes the oldest of the most valuable moves; nil when none waits.
+// pop removes and returns the oldest of the most valuable moves, or nil if none waits.
 func (l *lane) pop() Move {
 	for n := classes - 1; n >= 0; n-- {
 		if first := l.queue[n].Front(); first != nil {
@@ -59,7 +59,7 @@ func (l *lane) remove(at *list.Element) Move {
 	return w.v
 }
 
-// changed gives a move that waits its place anew.
+// changed requeues a waiting move after a change of its value.
 func (l *lane) changed(v Move) {
 	if at := l.of[v]; at != nil && class(v) != at.Value {
 		l.remove(at)
@@ -67,7 +67,7 @@ func (l *lane) changed(v Move) {
 	}
 }
 
-// shed takes the latest of the moves that are worth less than one of a class; nil when none is.
+// shed removes and returns the latest of the least valuable moves below a class, or nil if there is none.
 func (l *lane) shed(below int) Move {
 	for n := range below {
 		if last := l.queue[n].Back(); last != nil {
@@ -78,7 +78,7 @@ func (l *lane) shed(below int) Move {
 	return nil
 }
 
-// prune takes the moves of which gone says so.
+// prune removes and returns the moves for which gone returns true.
 func (l *lane) prune(gone func(Move) bool) (list []Move) {
 	for n := range l.queue {
 		for at := l.queue[n].Front(); at != nil; {
@@ -93,13 +93,13 @@ func (l *lane) prune(gone func(Move) bool) (list []Move) {
 	return list
 }
 
-// ran counts a move that was made.
+// ran counts a move that has run.
 func (l *lane) ran(bytes int64, seconds float64) {
 	const fades = 0.95
 	l.copied, l.took = fades*l.copied+float64(bytes), fades*l.took+seconds
 }
 
-// speed is the bytes per second of one worker by the last moves, or else as assumed.
+// speed returns the bytes a second of one worker over the last moves, or assumed if there were none.
 func (l *lane) speed(assumed float64) float64 {
 	if l.took == 0 {
 		return assumed

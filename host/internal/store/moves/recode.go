@@ -9,15 +9,15 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// encoder writes a piece of version 1 as one of version 2: its extents, and then the head.
+// encoder writes a piece of version 1 as version 2: first its extents, and then the head.
 type encoder struct {
 	head   *Head
 	to     Target
 	stored []pieceformat.Stored
-	buf    []byte // buf[:filled] is encoded, and goes to at in the target
+	buf    []byte // buf[:filled] is encoded and will be written at offset at of the target
 	filled int
 	at     int64
-	took   time.Duration // by the codec
+	took   time.Duration // time in the codec
 }
 
 func (c *Copier) encoder(head *Head, to Target) *encoder {
@@ -74,18 +74,18 @@ func (e *encoder) end() error {
 	return nil
 }
 
-// decoder writes a compressed piece as one of version 1.
+// decoder writes a compressed piece as version 1.
 type decoder struct {
 	src   Source
 	head  *Head
 	to    Target
-	data  int64  // where the payload starts in the target
-	pages []byte // whole pages and one extent, from base on in the payload
+	data  int64  // offset of the payload in the target
+	pages []byte // whole pages and one extent; holds the payload from base on
 	base  int64
-	have  int64 // payload bytes that are decoded, gaps included
+	have  int64 // payload bytes that are decoded, including gaps
 }
 
-// decoder writes the head of the copy.
+// decoder returns a decoder after writing the head of the copy.
 func (c *Copier) decoder(src Source, h *pieceformat.Header, head *Head, to Target) (*decoder, error) {
 	v1 := *h
 	v1.Stored, v1.DataOffset = 0, pieceformat.DataOffset(len(head.Table), false)
@@ -98,7 +98,7 @@ func (c *Copier) decoder(src Source, h *pieceformat.Header, head *Head, to Targe
 	return &decoder{src: src, head: head, to: to, data: v1.DataOffset, pages: c.recoded()}, nil
 }
 
-// extents decodes some: data holds the source from base on. Their stored bytes are verified.
+// extents decodes some extents. data holds the source from offset base on. The stored bytes must have been verified.
 func (d *decoder) extents(lo, hi int, data []byte, base int64) error {
 	var pages, stored int64
 	var took time.Duration
@@ -125,7 +125,7 @@ func (d *decoder) extents(lo, hi int, data []byte, base int64) error {
 	return nil
 }
 
-// fill writes zeros up to a byte of the payload.
+// fill writes zeros up to an offset of the payload.
 func (d *decoder) fill(upTo int64) error {
 	for d.have < upTo {
 		n := min(upTo, d.base+int64(len(d.pages))) - d.have

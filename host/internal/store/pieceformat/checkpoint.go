@@ -11,44 +11,44 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// A checkpoint file, little-endian: a head of 64 bytes; the owners, 32 bytes each; the entries by slot.
+// Layout of a checkpoint file, little-endian: a head of 64 bytes; the owners, 32 bytes each; the entries by slot.
 const (
 	checkpointMagic = "kvindex2"
 	checkpointHead  = 64
 	ownerRecord     = 32
-	entryRecord     = 28 // then 16 or 32 bytes of key, then the fields that flags name, then names
+	entryRecord     = 28 // followed by 16 or 32 bytes of key, the fields that flags announce, and names
 	checkpointPart  = 1 << 20
-	maxNames        = 1 << 17 // bytes: those of 64 ranks
+	maxNames        = 1 << 17 // bytes: enough for the names of 64 ranks
 	keyHead         = 16
 	keyTail         = kv.KeyBytes - keyHead
 )
 
 // State bits of an entry.
 const (
-	StateComplete = 1 << 3 // all pieces that some put or header named are there
-	StateNamed    = 1 << 4 // some piece has another name than the built-in one: the names follow
+	StateComplete = 1 << 3 // all pieces that a put or a header named are present
+	StateNamed    = 1 << 4 // a piece has a name other than the built-in one; the names follow
 )
 
 // Flags of an entry's record.
 const (
-	recordLongKey = 1 << iota // a key of 32 bytes
-	recordWide                // 8 bytes: the set of pieces, where it does not fit one byte
-	recordMissing             // 8 bytes: ranks of missing pieces that bytes are reserved for
-	recordExpires             // 4 bytes: when it expires
+	recordLongKey = 1 << iota // the key has 32 bytes
+	recordWide                // 8 bytes: the set of pieces if it does not fit one byte
+	recordMissing             // 8 bytes: ranks of missing pieces with reserved bytes
+	recordExpires             // 4 bytes: expiry time
 	recordFlags   = 1<<iota - 1
 )
 
-// Checkpoint is the head of a checkpoint.
+// Checkpoint is the head of a checkpoint file.
 type Checkpoint struct {
-	Time    int64  // a store time: later ones are greater
-	High    uint32 // one more than the highest slot ever used
-	Clock   uint32 // the last tick given out
+	Time    int64  // store time at which the checkpoint was written; later checkpoints have a greater one
+	High    uint32 // highest slot ever used plus one
+	Clock   uint32 // last tick of the index
 	Entries uint32
 	Owners  uint32
-	body    uint64 // xxh3-64 of what follows
+	body    uint64 // xxh3-64 of the bytes after the head
 }
 
-// CheckpointOwner is what many entries have in common. One that no entry has any more is zero.
+// CheckpointOwner is the owner of many entries. The owner is zero if no entry has it any more.
 type CheckpointOwner struct {
 	Namespace kv.Digest
 	Group     uint32
@@ -56,20 +56,20 @@ type CheckpointOwner struct {
 	TTL       time.Duration
 }
 
-// CheckpointEntry is one entry of an index.
+// CheckpointEntry is the record of one entry of an index.
 type CheckpointEntry struct {
 	Slot      uint32
-	OwnerID   uint32 // of the checkpoint's owners, by position
-	State     uint8  // StateComplete, StateNamed
-	Parent    uint64 // fingerprint
+	OwnerID   uint32 // position among the owners of the checkpoint
+	State     uint8  // StateComplete and StateNamed
+	Parent    uint64 // fingerprint of the parent
 	LastTouch uint32
 	Units     uint32
 	Depth     uint16
 	Pieces    uint64
 	Missing   uint64
-	Expires   uint32 // seconds since 1970; 0: never
+	Expires   uint32 // seconds since 1970; 0 means never
 	Key       kv.Key
-	Names     []Name // of a state with StateNamed
+	Names     []Name // set if State has StateNamed
 }
 
 func (c *Checkpoint) encode() []byte {
@@ -153,7 +153,7 @@ func (e *CheckpointEntry) append(b []byte) []byte {
 	return b
 }
 
-// decode reads a record and returns its length; 0 when b has only a part of it.
+// decode decodes a record and returns its length. The length is 0 if b holds only a part of the record.
 func (e *CheckpointEntry) decode(b []byte) (n int, err error) {
 	n = entryRecord + keyHead
 	if len(b) < n {
@@ -205,7 +205,7 @@ func (e *CheckpointEntry) decode(b []byte) (n int, err error) {
 	return n + 4 + int(size), nil
 }
 
-// WriteCheckpoint writes a checkpoint. c need not count owners.
+// WriteCheckpoint writes a checkpoint. It sets the number of owners in c itself.
 func WriteCheckpoint(w io.WriterAt, c Checkpoint, owners []CheckpointOwner, entries iter.Seq[*CheckpointEntry]) error {
 	sum, at, part := xxh3.New(), int64(checkpointHead), []byte(nil)
 	flush := func(most int) error {
@@ -235,7 +235,7 @@ func WriteCheckpoint(w io.WriterAt, c Checkpoint, owners []CheckpointOwner, entr
 	return err
 }
 
-// CheckpointVisitor takes in a checkpoint as it is read: the head, the owners by number, the entries by slot. An error
+// CheckpointVisitor receives a checkpoint while it is read: the head, the owners by number, and the entries by slot. An error
 // ends the reading.
 type CheckpointVisitor interface {
 	Head(c Checkpoint) error
@@ -243,8 +243,8 @@ type CheckpointVisitor interface {
 	Entry(e *CheckpointEntry) error
 }
 
-// ReadCheckpoint reads a checkpoint. What the visitor was given holds only if there is no error: the checksum is known
-// at the end.
+// ReadCheckpoint reads a checkpoint. The visitor must not rely on the contents until ReadCheckpoint has returned without an
+// error, because the checksum is verified at the end.
 func ReadCheckpoint(f io.ReaderAt, size int64, v CheckpointVisitor) (Checkpoint, error) {
 	head := make([]byte, min(size, checkpointHead))
 	if _, err := f.ReadAt(head, 0); err != nil && err != io.EOF {
@@ -286,7 +286,7 @@ func ReadCheckpoint(f io.ReaderAt, size int64, v CheckpointVisitor) (Checkpoint,
 	return c, nil
 }
 
-// checkpointReader is how far the records of a checkpoint have been read.
+// checkpointReader is the progress of reading a checkpoint.
 type checkpointReader struct {
 	head            Checkpoint
 	visitor         CheckpointVisitor
@@ -294,7 +294,7 @@ type checkpointReader struct {
 	high            uint32
 }
 
-// read reads the whole records in b and returns the rest.
+// read decodes the whole records in b and returns the rest.
 func (r *checkpointReader) read(b []byte) ([]byte, error) {
 	for r.owners < r.head.Owners && len(b) >= ownerRecord {
 		o := decodeOwner(b)

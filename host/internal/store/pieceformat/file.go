@@ -9,7 +9,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// ReadFile reads a whole file. One that is longer than so many bytes, or ends before its size, is [ErrDamaged].
+// ReadFile reads a whole file. It returns [ErrDamaged] if the file is longer than most bytes, or shorter than its own size
+// says.
 func ReadFile(fsys staging.FS, name string, most int64) ([]byte, staging.Info, error) {
 	f, err := fsys.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
@@ -33,8 +34,8 @@ func ReadFile(fsys staging.FS, name string, most int64) ([]byte, staging.Info, e
 	return b, info, nil
 }
 
-// ReplaceFile has write fill a temporary, which then takes the place of a file; sync makes its bytes durable before. That
-// the name is durable is the caller's part.
+// ReplaceFile creates a file under a temporary name, lets write fill it, and renames it to name. With sync, the bytes are
+// durable before the rename. The caller must make the name durable.
 func ReplaceFile(fsys staging.FS, temp, name string, sync bool, write func(staging.File) error) error {
 	f, err := fsys.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -47,12 +48,12 @@ func ReplaceFile(fsys staging.FS, temp, name string, sync bool, write func(stagi
 		err = fsys.Rename(temp, name)
 	}
 	if err != nil {
-		_ = fsys.Remove(temp) // a start removes it
+		_ = fsys.Remove(temp) // the next start removes it
 	}
 	return err
 }
 
-// Holding writes a file that holds these bytes.
+// Holding returns a function for [ReplaceFile] that writes these bytes.
 func Holding(b []byte) func(staging.File) error {
 	return func(f staging.File) error {
 		_, err := f.WriteAt(b, 0)

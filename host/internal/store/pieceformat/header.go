@@ -11,42 +11,42 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Page is the unit of a piece file: header, table and payload each start on one and fill whole ones.
+// Page is the unit of a piece file. Header, table and payload each start at a page boundary and fill whole pages.
 const Page = abi.SizeUnit
 
-// Versions of the piece files: both are read and written.
+// Versions of piece files. Both are read and written.
 const (
-	FormatVersion     = 1 // the payload is the page bytes
-	CompressedVersion = 2 // each extent is stored by itself, most of them compressed
+	FormatVersion     = 1 // the payload is the bytes of the pages
+	CompressedVersion = 2 // each extent is stored separately, most of them compressed
 )
 
-// headerMagic starts every piece file, in every version.
+// headerMagic is the first bytes of every piece file, in every version.
 const headerMagic = "kvhostP\n"
 
-// Header is the first page of a piece file.
+// Header is the content of the first page of a piece file.
 type Header struct {
 	Namespace  kv.Digest
 	Key        kv.Key
-	Parent     kv.Key // kv.Root for a prefix's first chunk
+	Parent     kv.Key // kv.Root for the first chunk of a prefix
 	Depth      uint32
 	Group      uint32
 	Rank       uint32
 	Blocks     uint32
 	Tenant     uint32
-	Pieces     uint64 // ranks of the pieces that make the entry complete, one bit each
-	StoreTime  int64  // nanoseconds since 1970, when the piece was reserved
-	Payload    int64  // bytes, gaps included
+	Pieces     uint64 // ranks of the pieces that make the entry complete, as bits
+	StoreTime  int64  // time of the reservation in nanoseconds since 1970
+	Payload    int64  // bytes of the payload before compression, with gaps
 	Plan       kv.Digest
 	Algorithm  kv.Algorithm
 	Extent     uint32 // most bytes under one checksum
-	Extents    uint32 // checksums in the table
-	TableSum   uint64 // over the table's bytes
-	DataOffset int64  // where the payload starts
-	Stored     int64  // bytes that the extents take as stored, without padding; 0: version 1
-	Name       string // the path below the root that a place policy gave; empty: the built-in one
+	Extents    uint32 // number of checksums in the table
+	TableSum   uint64 // checksum of the table
+	DataOffset int64  // offset of the payload
+	Stored     int64  // bytes of the extents as stored, without padding; 0 in version 1
+	Name       string // path below the root if a place policy named the piece; empty for the built-in name
 }
 
-// Offsets of the fields, little-endian. All other bytes are zero.
+// Offsets of the header's fields, little-endian. All other bytes are zero.
 const (
 	offMagic      = 0   // [8]byte
 	offVersion    = 8   // u32
@@ -66,22 +66,22 @@ const (
 	offPlan       = 144 // [16]byte
 	offFlags      = 160 // u64: flagNamed
 	offExtents    = 168 // u32
-	offNameLen    = 172 // u32: with flagNamed, the length of the name
+	offNameLen    = 172 // u32: length of the name, if flagNamed is set
 	offDataOffset = 176 // u64
 	offTableSum   = 184 // u64
 	offSum        = 192 // u64: xxh3-64 of the page with this field zero
 	offEnd        = 200
-	offStored     = 200 // u64, of version 2
-	offName       = 208 // with flagNamed; else zero
+	offStored     = 200 // u64, version 2 only
+	offName       = 208 // name, if flagNamed is set
 )
 
-// flagNamed says that the page has the piece's name, which is not the built-in one.
+// flagNamed means that the piece has a name other than the built-in one.
 const flagNamed = 1
 
-// Padded rounds up to whole pages.
+// Padded rounds n up to whole pages.
 func Padded(n int64) int64 { return (n + Page - 1) &^ (Page - 1) }
 
-// DataOffset is where the payload starts in a file with so many extents.
+// DataOffset returns the offset of the payload in a file with so many extents.
 func DataOffset(extents int, compressed bool) int64 {
 	if compressed {
 		return Page + Padded(storedBytes*int64(extents))
@@ -89,21 +89,21 @@ func DataOffset(extents int, compressed bool) int64 {
 	return Page + Padded(8*int64(extents))
 }
 
-// FileBytes is the size of a piece's file of version 1 under a plan.
+// FileBytes returns the size of a piece file of version 1 under a plan.
 func FileBytes(plan *kv.Plan) int64 {
 	return DataOffset(len(plan.Extents()), false) + Padded(plan.PayloadBytes())
 }
 
-// MostBytes is the most that a piece's file can have under a plan, in any version. That is what an entry reserves for a
-// piece: the version in which it will be written, by this run of the host or a later one, is not known before.
+// MostBytes returns the largest size of a piece file under a plan, in any version. An entry reserves this size for a piece,
+// because it is not known in advance whether this or a later run of the host will write the piece compressed.
 func MostBytes(plan *kv.Plan) int64 {
 	return DataOffset(len(plan.Extents()), true) + Padded(plan.PayloadBytes())
 }
 
-// MostBytes is the same for the plan of the piece.
+// MostBytes returns the largest size of a file with the piece's plan, in any version.
 func (h *Header) MostBytes() int64 { return DataOffset(int(h.Extents), true) + Padded(h.Payload) }
 
-// Version is the format version of the piece.
+// Version returns the format version of the piece.
 func (h *Header) Version() uint32 {
 	if h.Stored > 0 {
 		return CompressedVersion
@@ -111,7 +111,7 @@ func (h *Header) Version() uint32 {
 	return FormatVersion
 }
 
-// FileBytes is the size of the whole file.
+// FileBytes returns the size of the whole file.
 func (h *Header) FileBytes() int64 { return h.DataOffset + Padded(cmp.Or(h.Stored, h.Payload)) }
 
 // Encode writes the header to the first page of dst.
@@ -147,8 +147,8 @@ func (h *Header) Encode(dst []byte) {
 	le.PutUint64(page[offSum:], xxh3.Hash(page))
 }
 
-// DecodeHeader reads the first page of a piece file. A header that is returned without an error is whole and consistent
-// in itself. The caller must check that it is of the right piece and that the file is as long as it says.
+// DecodeHeader decodes the first page of a piece file. A header that is returned without an error is complete and consistent in
+// itself. The caller must check that it belongs to the expected piece, and that the file has the size in the header.
 func DecodeHeader(b []byte) (Header, error) {
 	var h Header
 	if len(b) < Page {
@@ -213,7 +213,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	return h, h.validate(version)
 }
 
-// headerSum hashes the page with its checksum field as zero.
+// headerSum returns the checksum of a page, with the checksum field taken as zero.
 func headerSum(page []byte) uint64 {
 	var b [Page]byte
 	copy(b[:], page)
@@ -221,7 +221,7 @@ func headerSum(page []byte) uint64 {
 	return xxh3.Hash(b[:])
 }
 
-// maxExtents is the most extents that a payload can have.
+// maxExtents is the most extents of a payload.
 const maxExtents = kv.MaxPayload/kv.ExtentBytes + kv.MaxSegments
 
 func (h *Header) validate(version uint32) error {
@@ -255,7 +255,7 @@ func (h *Header) validate(version uint32) error {
 	return nil
 }
 
-// Fits compares the header with the plan that it names.
+// Fits returns an error if the header does not match the plan that it names.
 func (h *Header) Fits(plan *kv.Plan) error {
 	if g := plan.Geometry(); h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) || h.Blocks != g.Blocks ||
 		h.Extent != kv.ExtentBytes {
@@ -265,26 +265,26 @@ func (h *Header) Fits(plan *kv.Plan) error {
 	return nil
 }
 
-// IsOf says whether the header is of this piece.
+// IsOf reports whether the header belongs to this piece.
 func (h *Header) IsOf(namespace kv.Digest, group uint32, key *kv.Key, rank uint32) bool {
 	return h.Key == *key && h.Namespace == namespace && h.Group == group && h.Rank == rank
 }
 
-// A file is not what it should be.
+// Errors about the contents of files.
 var (
-	// ErrUnknownFormat is a piece of a format version, flag or algorithm that this host does not know.
+	// ErrUnknownFormat means that a piece has a format version, flag or algorithm that this host does not know.
 	ErrUnknownFormat = errors.New("unknown piece format")
-	// ErrNotPiece is a file that does not start like a piece.
+	// ErrNotPiece means that a file does not start like a piece.
 	ErrNotPiece = errors.New("not a piece file")
-	// ErrDamaged is a file with contents that contradict each other.
+	// ErrDamaged means that the contents of a file are inconsistent.
 	ErrDamaged = errors.New("damaged file")
-	// ErrWrongPiece is a sound piece under the name of another one.
+	// ErrWrongPiece means that a valid piece has the name of another piece.
 	ErrWrongPiece = errors.New("the file holds another piece")
-	// ErrUnknownPlan is a piece with a layout plan that its root does not hold.
+	// ErrUnknownPlan means that a piece has a layout plan that its root does not hold.
 	ErrUnknownPlan = errors.New("unknown layout plan")
 )
 
-// IsDamage says that an error is about the content of a file, not about reading it.
+// IsDamage reports whether an error is about the content of a file, and not about reading it.
 func IsDamage(err error) bool {
 	return errors.Is(err, ErrUnknownFormat) || errors.Is(err, ErrNotPiece) || errors.Is(err, ErrDamaged)
 }

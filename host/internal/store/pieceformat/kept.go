@@ -9,18 +9,18 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// The state of an evict policy, little-endian: magic, time i64, slots u32, length of the format's name u32, length of
-// the data u64, xxh3-64 of both; then the format's name and the data.
+// Layout of the file with the state of an evict policy, little-endian: magic, time i64, slots u32, length of the format's name
+// u32, length of the data u64, xxh3-64 of both; then the format's name and the data.
 const (
 	stateMagic = "kvstate1"
 	stateHead  = 40
 	// MaxState is the most bytes of state that a policy may keep.
 	MaxState = 1 << 30
-	// MaxStateFile is the most bytes that a state takes as a file.
+	// MaxStateFile is the largest size of a file with a policy's state.
 	MaxStateFile = stateHead + 2*MaxState
 )
 
-// State is what an evict policy keeps. It names the checkpoint that its slots are of by the checkpoint's time.
+// State is the saved state of an evict policy. Time is the time of the checkpoint to which its slots refer.
 type State struct {
 	Time   int64
 	Slots  uint32
@@ -65,7 +65,7 @@ func decodeStateHead(head []byte, size int64) (format, sum uint64, err error) {
 	return format, le.Uint64(head[stateHead-8:]), nil
 }
 
-// CheckState compares a policy's state with its checksum.
+// CheckState verifies the checksum of a file with a policy's state.
 func CheckState(f io.ReaderAt, size int64) error {
 	head := make([]byte, stateHead)
 	n, err := f.ReadAt(head, 0)
@@ -86,21 +86,21 @@ func CheckState(f io.ReaderAt, size int64) error {
 	return nil
 }
 
-// EncodeWritten is the text of a count of bytes written on a day, which is counted from 1970.
+// EncodeWritten returns the text of a count of bytes written on a day. Days are counted from 1970.
 func EncodeWritten(day, bytes int64) []byte { return fmt.Appendf(nil, "%d %d\n", day, bytes) }
 
 func DecodeWritten(text []byte) (day, bytes int64, err error) {
 	if _, err := fmt.Sscanf(string(text), "%d %d\n", &day, &bytes); err != nil {
 		return 0, 0, fmt.Errorf("%w: count of bytes written: %w", ErrDamaged, err)
 	}
-	// Less than nothing would be a budget without an end.
+	// A negative count would make the budget unlimited.
 	if day < 0 || bytes < 0 || string(EncodeWritten(day, bytes)) != string(text) {
 		return 0, 0, fmt.Errorf("%w: count of bytes written: %.40q", ErrDamaged, text)
 	}
 	return day, bytes, nil
 }
 
-// CheckText compares the text of a namespace with the digest that its file is named by.
+// CheckText verifies that the text of a namespace has the digest by which its file is named.
 func CheckText(digest kv.Digest, text []byte) error {
 	if is := kv.TextDigest(text); is != digest {
 		return fmt.Errorf("%w: its digest is %s", ErrDamaged, is)
@@ -108,7 +108,7 @@ func CheckText(digest kv.Digest, text []byte) error {
 	return nil
 }
 
-// DecodePlan decodes a plan, and compares it with the digest that its file is named by.
+// DecodePlan decodes a plan and verifies that it has the digest by which its file is named.
 func DecodePlan(digest kv.Digest, b []byte) (*kv.Plan, error) {
 	p, err := kv.DecodePlan(b)
 	if err != nil {

@@ -14,21 +14,21 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Directories and files that a store keeps for itself, below a root.
+// Names of the store's own directories and files below a root.
 const (
 	MetaDir       = ".kvhost"
-	CopyDir       = ".kvhost-copy"          // a second copy of what pieces cannot be understood without: see Copies
-	NamespacesDir = MetaDir + "/namespaces" // texts, each named by its digest
-	PlansDir      = MetaDir + "/plans"      // encoded plans, each named by its digest
+	CopyDir       = ".kvhost-copy"          // second copy of the files without which pieces cannot be read: see Copies
+	NamespacesDir = MetaDir + "/namespaces" // texts, named by their digests
+	PlansDir      = MetaDir + "/plans"      // encoded plans, named by their digests
 	QuarantineDir = MetaDir + "/quarantine" // damaged files
-	LockFile      = MetaDir + "/lock"       // hosts that share a root lock LockFile.<host id>
+	LockFile      = MetaDir + "/lock"       // hosts that share a root use LockFile.<host id>
 
-	// CheckpointFile lets the next start skip the scan. A program that changes a root while no host uses it must remove
-	// this file first.
+	// CheckpointFile lets the next start skip the scan. A program that changes a root while no host uses it must remove this
+	// file first.
 	CheckpointFile = MetaDir + "/index"
 	StateFile      = MetaDir + "/policy"
-	WrittenFile    = MetaDir + "/written" // hosts that share a root have WrittenFile.<host id>
-	ProbeFile      = MetaDir + "/probe"   // of roots without directories, while one is tried
+	WrittenFile    = MetaDir + "/written" // hosts that share a root use WrittenFile.<host id>
+	ProbeFile      = MetaDir + "/probe"   // written and removed by probes of roots without directories
 )
 
 // RootDirs are the directories that every root has.
@@ -36,10 +36,11 @@ var RootDirs = [...]string{
 	"", NamespacesDir, PlansDir, QuarantineDir, CopyDir + "/namespaces", CopyDir + "/plans",
 }
 
-// RootFiles are the files that a root has once, or hosts that share it have once each.
+// RootFiles are files that exist once in a root, or once for each host in a shared root.
 var RootFiles = [...]string{CheckpointFile, StateFile, WrittenFile}
 
-// Copies are the directories that hold a file of a directory: the pieces of a namespace must not be lost with one file.
+// Copies returns the directories that hold a copy of each file in dir. Namespaces and plans have two copies, so that the loss
+// of one file does not lose the pieces of a namespace.
 func Copies(dir string) []string {
 	if dir == NamespacesDir || dir == PlansDir {
 		return []string{dir, CopyDir + dir[len(MetaDir):]}
@@ -47,10 +48,10 @@ func Copies(dir string) []string {
 	return []string{dir}
 }
 
-// maxName is the longest file name that file systems accept.
+// maxName is the longest file name that file systems accept, in bytes.
 const maxName = 255
 
-// ValidHostID says whether a host's id can be part of a file name.
+// ValidHostID reports whether a host's id can be part of a file name.
 func ValidHostID(id string) bool {
 	if len(id) == 0 || len(id) > 32 {
 		return false
@@ -63,7 +64,8 @@ func ValidHostID(id string) bool {
 	return true
 }
 
-// TempName is the name under which a file is written, next to its target: .<name>.<host id>.<seq>.tmp.
+// TempName returns the name under which a file is written before it is renamed to target: .<name>.<host id>.<seq>.tmp in the
+// same directory.
 func TempName(target, host string, seq uint64) string {
 	dir, base := filepath.Split(target)
 	tail := fmt.Sprintf(".%s.%x.tmp", host, seq)
@@ -71,19 +73,19 @@ func TempName(target, host string, seq uint64) string {
 	return dir + "." + base + tail
 }
 
-// Temp is what the base name of a temporary says.
+// Temp is the information in the base name of a temporary file.
 type Temp struct {
-	Host string // that writes it, or wrote it
+	Host string // id of the host that created it
 	Seq  uint64
 }
 
-// ParseTemp reads the base name of a temporary. It is false for the name of any other file.
+// ParseTemp parses the base name of a temporary file. It returns false for other names.
 func ParseTemp(base string) (Temp, bool) {
 	t, _, ok := parseTemp(base)
 	return t, ok
 }
 
-// parseTemp is ParseTemp, with the base name of the target, which may be cut short.
+// parseTemp is ParseTemp and also returns the base name of the target, which may be truncated.
 func parseTemp(base string) (t Temp, target string, ok bool) {
 	rest, ok := strings.CutSuffix(base, ".tmp")
 	if !ok || !strings.HasPrefix(base, ".") {
@@ -105,47 +107,47 @@ func parseTemp(base string) (t Temp, target string, ok bool) {
 	return Temp{rest[dot+1:], seq}, rest[1:dot], true
 }
 
-// Target is the name that a temporary was made for, unless that was cut short.
+// Target returns the name for which a temporary file was created. The name may be truncated if it is very long.
 func Target(temp string) (target string, ok bool) {
 	dir, base := filepath.Split(temp)
 	_, target, ok = parseTemp(base)
 	return dir + target, ok
 }
 
-// QuarantineName is the name, below a root, of a damaged file that a host keeps. Names sort by time.
+// QuarantineName returns the name below a root under which a host keeps a damaged file. Names sort by time.
 func QuarantineName(stamp int64, seq uint64, base string) string {
 	return quarantineName(fmt.Sprintf("%016x-%x-", stamp, seq), base)
 }
 
-// repairMark is in the names of files that a repair moved into quarantine, and in no other.
+// repairMark appears only in the names of files that a repair moved into quarantine.
 const repairMark = "-repair-"
 
-// RepairName is the name, below a root, of a damaged file that a repair keeps. Names sort by time.
+// RepairName returns the name below a root under which a repair keeps a damaged file. Names sort by time.
 func RepairName(when time.Time, base string) string {
 	return quarantineName(fmt.Sprintf("%016x%s", when.UnixNano(), repairMark), base)
 }
 
-// IsRepairName says whether a file in quarantine was moved there by a repair.
+// IsRepairName reports whether a repair moved a file into quarantine.
 func IsRepairName(base string) bool { return strings.Contains(base, repairMark) }
 
 func quarantineName(head, base string) string {
 	return QuarantineDir + "/" + head + base[:min(len(base), maxName-len(head))]
 }
 
-// Name is one rank's file of an entry, where it has another name than the built-in one.
+// Name is the name of one rank's piece of an entry, if it is not the built-in one.
 type Name struct {
 	Rank uint32
-	Path string // below the root
+	Path string // path below the root
 }
 
-// MaxPath is the longest path of a name in bytes.
+// MaxPath is the most bytes of a path.
 const MaxPath = policy.MaxPath
 
-// CheckName returns an error for a path that no name can have: one that leads out of the root or to a hidden file, is too
-// long, or holds bytes that some file system refuses.
+// CheckName returns an error if no piece can have this path: it leads out of the root or to a hidden file, is too long, or
+// contains bytes that some file systems refuse.
 func CheckName(path string) error { return policy.CheckPath([]byte(path)) }
 
-// A list of names is encoded as, for each, its rank (1 byte), the path's length (2) and the path.
+// listHead is the number of bytes before the path of an encoded name: the rank (1 byte) and the length of the path (2 bytes).
 const listHead = 3
 
 func AppendNames(b []byte, list []Name) []byte {
@@ -157,7 +159,7 @@ func AppendNames(b []byte, list []Name) []byte {
 	return b
 }
 
-// NamesBytes is how long an encoded list is.
+// NamesBytes returns the length of an encoded list.
 func NamesBytes(list []Name) (n int) {
 	for i := range list {
 		n += listHead + len(list[i].Path)
@@ -165,7 +167,7 @@ func NamesBytes(list []Name) (n int) {
 	return n
 }
 
-// DecodeNames decodes names, and refuses a list with a path that no name can have.
+// DecodeNames decodes a list of names. It refuses paths that no piece can have.
 func DecodeNames(b []byte) (list []Name, err error) {
 	for len(b) > 0 {
 		if len(b) < listHead {
@@ -184,8 +186,8 @@ func DecodeNames(b []byte) (list []Name, err error) {
 	return list, nil
 }
 
-// NameOf is the path of a rank's name in a list; ok is false for a piece with the built-in name. A piece can have several
-// names where hosts stored it at the same time: the first is the one to read.
+// NameOf returns the path of a rank in a list of names. ok is false if the piece has the built-in name. A piece can have
+// several names if hosts stored it at the same time. The first one is to be read.
 func NameOf(list []Name, rank uint32) (path string, ok bool) {
 	for i := range list {
 		if list[i].Rank == rank {
@@ -195,15 +197,15 @@ func NameOf(list []Name, rank uint32) (path string, ok bool) {
 	return "", false
 }
 
-// The built-in name is <namespace digest>/<aa>/<b>/<key>_g<group>_r<rank>.kv: aa and b are the first digits of the key. It
-// is what the place policy fanout answers without settings.
+// The built-in name of a piece is <namespace digest>/<aa>/<b>/<key>_g<group>_r<rank>.kv, where aa and b are the first digits of
+// the key. The place policy fanout returns the same names if it has no settings.
 const (
 	digestDigits = 2 * len(kv.Digest{})
 	fanDigits    = len("/aa/b/")
 	suffix       = ".kv"
 )
 
-// AppendBuiltin appends the built-in name of a piece. keyLen is the length of its namespace's keys in bytes.
+// AppendBuiltin appends the built-in name of a piece. keyLen is the length of the namespace's keys in bytes.
 func AppendBuiltin(dst []byte, namespace kv.Digest, keyLen uint32, key *kv.Key, group, rank uint32) []byte {
 	const digits = "0123456789abcdef"
 	dst = hex.AppendEncode(dst, namespace[:])
@@ -216,9 +218,9 @@ func AppendBuiltin(dst []byte, namespace kv.Digest, keyLen uint32, key *kv.Key, 
 	return append(dst, suffix...)
 }
 
-// Reserved says whether no policy may give a path, because it would exclude a piece with its built-in name: it is
-// the built-in name of a piece, leads through one, or is a directory on the way to some. Of a piece's own built-in name it
-// says so, too.
+// Reserved reports whether a policy must not use a path, because a piece with a built-in name could not be created then. This
+// is so if the path is the built-in name of a piece, leads through one, or is a directory of some. It holds for the built-in
+// name of the piece itself, too.
 func Reserved(path []byte) bool {
 	var parts [4][]byte
 	n := 0
@@ -236,13 +238,13 @@ func Reserved(path []byte) bool {
 	return IsBuiltin(path[:digestDigits+fanDigits+len(parts[3])])
 }
 
-// IsBuiltin says whether a path is the built-in name of some piece, whatever stands under it.
+// IsBuiltin reports whether a path is the built-in name of a piece.
 func IsBuiltin(path []byte) bool {
 	_, _, ok := ParseBuiltin(path)
 	return ok
 }
 
-// ParseBuiltin says of which piece a path is the built-in name. Of the header it fills namespace, group, key and rank.
+// ParseBuiltin parses a built-in name. It sets namespace, group, key and rank of the header.
 func ParseBuiltin(path []byte) (h Header, keyLen uint32, ok bool) {
 	if len(path) < digestDigits+fanDigits {
 		return h, 0, false
@@ -263,12 +265,12 @@ func ParseBuiltin(path []byte) (h Header, keyLen uint32, ok bool) {
 		return h, 0, false
 	}
 	h.Group, h.Rank = uint32(g), uint32(r)
-	// Only the one spelling that AppendBuiltin has.
+	// Accept only the spelling of AppendBuiltin.
 	var room [2 * MaxPath]byte
 	return h, uint32(n), bytes.Equal(path, AppendBuiltin(room[:0], h.Namespace, uint32(n), &h.Key, h.Group, h.Rank))
 }
 
-// KeyLen is the length of a namespace's keys in bytes, by the namespace's text.
+// KeyLen returns the length of a namespace's keys in bytes, from the namespace's text.
 func KeyLen(text string) uint32 {
 	if n, err := strconv.Atoi(kv.Field(text, "key_bytes")); err == nil && n > 0 && n <= kv.KeyBytes {
 		return uint32(n)

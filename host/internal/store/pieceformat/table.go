@@ -10,9 +10,9 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// The table of a piece says of each extent of its plan what its bytes must be, and in version 2 how they are stored.
+// The table of a piece holds a checksum for each extent of its plan. In version 2 it also describes how the extent is stored.
 
-// PutTable writes a checksum table to dst, padded with zeros to whole pages, and returns its checksum.
+// PutTable writes a checksum table to dst, padded with zeros to whole pages, and returns the checksum of the table.
 func PutTable(dst []byte, table []uint64) uint64 {
 	for i, v := range table {
 		binary.LittleEndian.PutUint64(dst[8*i:], v)
@@ -22,7 +22,7 @@ func PutTable(dst []byte, table []uint64) uint64 {
 	return xxh3.Hash(dst[:n])
 }
 
-// ReadTable appends the checksums of the header's extents to dst[:0]. b starts at the table.
+// ReadTable appends the checksums of the extents to dst[:0]. b starts at the table.
 func (h *Header) ReadTable(b []byte, dst []uint64) ([]uint64, error) {
 	if int64(len(b)) < h.DataOffset-Page {
 		return nil, fmt.Errorf("%w: %d bytes of a checksum table of %d", ErrDamaged, len(b), h.DataOffset-Page)
@@ -38,18 +38,19 @@ func (h *Header) ReadTable(b []byte, dst []uint64) ([]uint64, error) {
 	return dst, nil
 }
 
-// Stored is one extent as a file of version 2 has it.
+// Stored describes an extent in a file of version 2.
 type Stored struct {
-	Sum   uint64 // of the stored bytes
-	Len   uint32 // of the stored bytes
+	Sum   uint64 // checksum of the stored bytes
+	Len   uint32 // number of stored bytes
 	Codec uint8  // [codec.Codec]
 }
 
-// storedBytes is what the table of version 2 has for an extent: the checksums of its page bytes and of its stored bytes,
-// the stored length, the codec, and three zero bytes.
+// storedBytes is the size of a row in the table of version 2: the checksums of the original and of the stored bytes, the stored
+// length, the codec, and three zero bytes.
 const storedBytes = 24
 
-// PutStored writes the table of a file of version 2 to dst, padded with zeros to whole pages, and returns its checksum.
+// PutStored writes the table of a file of version 2 to dst, padded with zeros to whole pages, and returns the checksum of the
+// table.
 func PutStored(dst []byte, table []uint64, stored []Stored) uint64 {
 	le := binary.LittleEndian
 	for i, x := range stored {
@@ -64,9 +65,9 @@ func PutStored(dst []byte, table []uint64, stored []Stored) uint64 {
 	return xxh3.Hash(dst[:n])
 }
 
-// ReadStored appends the checksums of the header's extents to table[:0], and how they are stored to stored[:0]. b starts
-// at the table. The extents are those of the piece's plan. What is returned without an error is consistent with them and
-// with the header: an extent is never longer than in the plan, and together they are what the header says.
+// ReadStored appends the checksums of the extents to table[:0], and their stored form to stored[:0]. b starts at the table.
+// extents are the extents of the piece's plan. A result without an error is consistent with the plan and the header: no extent
+// is longer than in the plan, and the stored lengths add up to the length in the header.
 func (h *Header) ReadStored(
 	b []byte, extents []kv.Extent, table []uint64, stored []Stored,
 ) ([]uint64, []Stored, error) {
@@ -102,7 +103,8 @@ func (h *Header) ReadStored(
 	return table, stored, nil
 }
 
-// Offsets appends to dst[:0] where each stored extent begins, from the payload's start, and where the last one ends.
+// Offsets appends the offset of each stored extent from the start of the payload to dst[:0], followed by the end of the last
+// one.
 func Offsets(stored []Stored, dst []int64) []int64 {
 	at, dst := int64(0), dst[:0]
 	for _, x := range stored {
@@ -112,7 +114,7 @@ func Offsets(stored []Stored, dst []int64) []int64 {
 	return append(dst, at)
 }
 
-// StoredBytes is the sum of the extents' stored lengths.
+// StoredBytes returns the sum of the stored lengths.
 func StoredBytes(stored []Stored) (sum int64) {
 	for _, x := range stored {
 		sum += int64(x.Len)
