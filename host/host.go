@@ -24,6 +24,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/spans"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // Config is what [New] makes a host from.
@@ -45,6 +46,7 @@ type Host struct {
 	made     Config                        // what New got
 	cfg      *config.Config                // as the host started
 	live     atomic.Pointer[config.Config] // as it was reloaded last
+	machine  int64                         // bytes of memory, at the start
 	log      *slog.Logger
 	policies *policyset.Set
 	devices  *devices.Devices
@@ -85,7 +87,8 @@ func unopened(cfg Config) *Host {
 			return nil, fmt.Errorf("%w: there is no configuration to read", ErrRestart)
 		}
 	}
-	h := &Host{made: cfg, cfg: cfg.Config.WithMemory(cfg.Memory)}
+	machine, _, _ := staging.MachineMemory()
+	h := &Host{made: cfg, cfg: OnMachine(cfg.Config, machine).WithMemory(cfg.Memory), machine: machine}
 	h.live.Store(h.cfg)
 	h.log = slog.New(limitLog(cfg.Log.Handler(), sandbox.LogMessage, logReloaded, logRefused))
 	return h

@@ -6,36 +6,69 @@ import (
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/peers"
-	"github.com/kvhost/kvhost/staging"
 )
 
-// maxMemory is the limit of all that the host holds for others, and the least that the other settings need. By default that is taken on a small
-// machine, too.
-func maxMemory(c *config.Config) (limit, need int64) {
-	need = c.Engine.MaxStagingMemory + 2*budget.LeastMemory*int64(c.Session.MaxSessions)
-	need += budget.ArrivingPart(need, c.Engine.MaxStagingMemory) / 7 * 8
-	if c.Peers.Listen != "" {
-		need += peers.Memory(need / 7 * 8)
+// What a host has where its max_memory has room for it, and the fewest sessions that it has of its own accord.
+const (
+	stagingMemory = 512 << 20
+	mostSessions  = 1024
+	leastSessions = 16
+)
+
+// OnMachine is a configuration with numbers for what it leaves to a machine, or a control group, of so much memory.
+func OnMachine(c *config.Config, bytes int64) *config.Config {
+	c = c.Clone()
+	if c.PolicyMemory == 0 {
+		c.PolicyMemory = bytes / 4
 	}
-	if limit = c.MaxMemory; limit == 0 {
-		total, _, _ := staging.MachineMemory()
-		limit = max(total/2, need)
+	limit := c.MaxMemory
+	if limit == 0 {
+		limit = bytes / 2
 	}
-	return limit, need
+	if c.Engine.MaxStagingMemory == config.Auto {
+		c.Engine.MaxStagingMemory = max(c.Engine.SlotBytes, min(stagingMemory, limit/4>>20<<20))
+	}
+	if c.Session.MaxSessions == 0 {
+		c.Session.MaxSessions = mostSessions
+		if _, pool := divided(c, limit); pool < 2*budget.LeastMemory*mostSessions {
+			c.Session.MaxSessions = max(leastSessions, int(pool/2/budget.LeastMemory))
+		}
+	}
+	if c.MaxMemory == 0 {
+		c.MaxMemory = max(limit, leastOf(c))
+	}
+	return c
 }
 
-// memoryBudgets divides max_memory: staging slots and what other hosts may have this one hold are the host's own, messages that no session has
-// yet have a part, and sessions share the rest.
-func memoryBudgets(c *config.Config) (memory, arriving *budget.Budget, err error) {
-	limit, need := maxMemory(c)
-	own, sessions := c.Engine.MaxStagingMemory, c.Session.MaxSessions
-	part := budget.ArrivingPart(limit, own)
+// divided divides a limit: the host's own is staging slots, messages that no session has yet, and what other hosts may have this one hold. The
+// rest is the sessions'.
+func divided(c *config.Config, limit int64) (own, sessions int64) {
+	own = c.Engine.MaxStagingMemory + budget.ArrivingPart(limit, c.Engine.MaxStagingMemory)
 	if c.Peers.Listen != "" {
 		own += peers.Memory(limit)
 	}
-	if memory, err = budget.OfMemory(limit, own+part, sessions); err != nil {
-		return nil, nil, fmt.Errorf("%w: max_memory is too small for engine.max_staging_memory and session.max_sessions, which "+
-			"need %s: %w", config.ErrValue, config.SizeText(need), err)
+	return own, limit - own
+}
+
+// leastOf is the least max_memory that the other settings leave enough of to each session.
+func leastOf(c *config.Config) int64 {
+	need := 2 * budget.LeastMemory * int64(c.Session.MaxSessions)
+	limit := need
+	for own, sessions := divided(c, limit); sessions < need; own, sessions = divided(c, limit) {
+		limit = own + need
 	}
-	return memory, budget.OfArriving(part, sessions), nil
+	return limit
+}
+
+// memoryBudgets divides max_memory.
+func memoryBudgets(c *config.Config) (memory, arriving *budget.Budget, err error) {
+	if need := leastOf(c); c.MaxMemory < need {
+		return nil, nil, fmt.Errorf("%w: max_memory is %s, and engine.max_staging_memory %s and session.max_sessions %d need %s", config.ErrValue,
+			config.SizeText(c.MaxMemory), config.SizeText(c.Engine.MaxStagingMemory), c.Session.MaxSessions, config.SizeText(need))
+	}
+	own, _ := divided(c, c.MaxMemory)
+	if memory, err = budget.OfMemory(c.MaxMemory, own, c.Session.MaxSessions); err != nil {
+		return nil, nil, err
+	}
+	return memory, budget.OfArriving(budget.ArrivingPart(c.MaxMemory, c.Engine.MaxStagingMemory), c.Session.MaxSessions), nil
 }

@@ -21,10 +21,9 @@ func (h *Host) openPeers(context.Context) (err error) {
 	if limit := c.Store.IOTimeout; limit > 0 {
 		budget = limit * 2 / 5
 	}
-	memory, _ := maxMemory(c)
 	h.peers, err = peers.New(peers.Config{Hosts: p.List(), Listen: p.Listen, Cert: p.Cert, Key: p.Key, CA: p.CA, Deadline: p.Deadline,
 		Bandwidth: p.Bandwidth, LeaseTime: c.Session.LeaseTTL, Budget: budget, NIXL: p.NIXL, Log: h.log,
-		Memory: peers.Memory(memory), Dry: h.found != nil})
+		Memory: peers.Memory(c.MaxMemory), Dry: h.found != nil})
 	if errors.Is(err, peers.ErrListen) {
 		err = fmt.Errorf("%w%s", err, observe.Holder(p.Listen, err))
 	}

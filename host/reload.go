@@ -44,7 +44,7 @@ var ErrRestart = errors.New("restart needed")
 func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []string, err error) {
 	h.reloading.Lock()
 	defer h.reloading.Unlock()
-	next = next.WithMemory(h.made.Memory)
+	next = OnMachine(next, h.machine).WithMemory(h.made.Memory)
 	var refused []string
 	for _, c := range config.Changes(h.live.Load(), next) {
 		changed = append(changed, c.Key)

@@ -12,7 +12,7 @@ import (
 
 // MachineMemory returns the memory of the machine or the limit of this process's control group, whichever is less, and
 // its available part, in bytes. known is false if the kernel does not report available memory.
-func MachineMemory() (total, available int64, known bool) { return machineMemory("/") }
+func MachineMemory() (total, available int64, known bool) { return MemoryBelow("/") }
 
 // controlGroups describes a version of the kernel's control groups: the place of its memory controller and the names of
 // its files.
@@ -26,11 +26,15 @@ var (
 	groups2 = controlGroups{"sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "}
 )
 
-// machineMemory finds the kernel's file systems below top.
-func machineMemory(top string) (total, available int64, known bool) {
-	var info unix.Sysinfo_t
-	_ = unix.Sysinfo(&info) // cannot fail: the pointer is good
-	total = int64(uint64(info.Totalram) * uint64(info.Unit))
+// MemoryBelow is [MachineMemory] with the kernel's file systems below a directory.
+func MemoryBelow(top string) (total, available int64, known bool) {
+	if total, known = field(top, "proc/meminfo", "MemTotal:"); known {
+		total <<= 10
+	} else { // without /proc
+		var info unix.Sysinfo_t
+		_ = unix.Sysinfo(&info) // cannot fail: the pointer is good
+		total = int64(uint64(info.Totalram) * uint64(info.Unit))
+	}
 	available, known = field(top, "proc/meminfo", "MemAvailable:")
 	available <<= 10
 	within := func(c controlGroups, group string) {

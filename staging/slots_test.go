@@ -277,7 +277,7 @@ func TestMachineMemory(t *testing.T) {
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			top := t.TempDir()
-			all, _, known := machineMemory(top)
+			all, _, known := MemoryBelow(top)
 			if all < 64<<20 || known {
 				t.Errorf("a machine that does not say what is available has %d bytes, known %v", all, known)
 			}
@@ -289,11 +289,12 @@ func TestMachineMemory(t *testing.T) {
 			}
 			want := func(what string, total, available int64) {
 				t.Helper()
-				if gotTotal, got, known := machineMemory(top); gotTotal != total || got != available || !known {
+				if gotTotal, got, known := MemoryBelow(top); gotTotal != total || got != available || !known {
 					t.Errorf("%s: got %d bytes, %d available, known %v; want %d and %d", what, gotTotal, got, known, total, available)
 				}
 			}
-			write("proc/meminfo", "MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:    2048 kB\n")
+			all = 16 << 20
+			write("proc/meminfo", "MemTotal: 16384 kB\nMemFree: 1 kB\nMemAvailable:    2048 kB\n")
 			want("no control group", all, 2<<20)
 			write("proc/self/cgroup", v.line)
 			write(filepath.Join(group, v.limit), v.none)

@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/doctor"
+	"github.com/kvhost/kvhost/staging"
 )
 
 func newCheck() *cobra.Command {
@@ -49,7 +50,8 @@ configured cannot work, the exit code is 9. It changes nothing but the cache of 
 
 func check(ctx context.Context, out io.Writer, loaded *config.Loaded, asJSON bool) error {
 	memory := memoryBefore(&loaded.Config)
-	cfg := loaded.Config.WithMemory(memory)
+	total, _, _ := staging.MachineMemory()
+	cfg := host.OnMachine(&loaded.Config, total).WithMemory(memory)
 	facts, err := doctor.Probe(ctx, cfg)
 	if err != nil {
 		return err

@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -331,5 +333,53 @@ func TestJSONLogHasWords(t *testing.T) {
 	}
 	if _, err := time.Parse(time.RFC3339Nano, got["time"].(string)); err != nil {
 		t.Error(err)
+	}
+}
+
+// A host with the defaults serves in a control group of 1 GiB, and check tells of what it takes there: a part of the group's memory.
+func TestDefaultsInASmallGroup(t *testing.T) {
+	testenv.Need(t, testenv.MemoryCgroup)
+	const limit = 1 << 30
+	group, err := os.MkdirTemp(testenv.MemoryCgroups(), "kvhost-test-")
+	testenv.OK(t, err)
+	t.Cleanup(func() { testenv.NoError(t, os.Remove(group)) })
+	name := "memory.max"
+	if _, err := os.Stat(filepath.Join(group, name)); err != nil {
+		name = "memory.limit_in_bytes"
+	}
+	inner := filepath.Join(group, "inner") // the limit is one above
+	testenv.OK(t, os.Mkdir(inner, 0o755))
+	t.Cleanup(func() { testenv.NoError(t, os.Remove(inner)) })
+	testenv.OK(t, os.WriteFile(filepath.Join(group, name), []byte(strconv.Itoa(limit)), 0))
+	dir := shortDir(t)
+	in := func(args ...string) *exec.Cmd {
+		cmd := command(t, dir, append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, inner, binary}, args...)...)
+		cmd.Path, cmd.Args[0] = "/bin/sh", "/bin/sh"
+		return cmd
+	}
+	args := []string{"--root", "kv=4GiB", "--socket", "s", "--http-listen", "", "--store-memory", "auto"}
+	var facts struct {
+		Facts struct {
+			Machine struct {
+				Memory int64 `json:"memory_bytes"`
+				Group  bool  `json:"control_group"`
+			} `json:"machine"`
+		} `json:"facts"`
+	}
+	r := finish(t, in(append([]string{"check", "--json"}, args...)...))
+	testenv.OK(t, json.Unmarshal([]byte(r.stdout), &facts))
+	if m := facts.Facts.Machine; r.code != 0 || m.Memory != limit || !m.Group {
+		t.Errorf("check: exit code %d, memory %+v, want %d of a group\n%s", r.code, m, limit, r.stderr)
+	}
+	_, logged, stop := startCommand(t, in(args...))
+	took := regexp.MustCompile(`"memory before the roots","bytes":(\d+)`).FindStringSubmatch(logged())
+	if took == nil {
+		t.Fatalf("the host took no memory:\n%s", logged())
+	}
+	if n, err := strconv.Atoi(took[1]); err != nil || n > limit/4 || n < 128<<20 {
+		t.Errorf("memory before the roots: %s bytes of %d", took[1], limit)
+	}
+	if code := stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("the host ended with %d:\n%s", code, logged())
 	}
 }

@@ -216,7 +216,7 @@ type Engine struct {
 	// and stored as much. 32 load no more (host/docs/lab).
 	ThreadsPerGPU    int   `toml:"threads_per_gpu" min:"1" max:"1024"`
 	SlotBytes        int64 `toml:"slot_bytes" is:"size" min:"1MiB" max:"1GiB"`
-	MaxStagingMemory int64 `toml:"max_staging_memory" is:"size" min:"1MiB"`
+	MaxStagingMemory int64 `toml:"max_staging_memory" is:"size" auto:"yes" min:"1MiB"` // Auto: as host.OnMachine says
 	DirectIO         bool  `toml:"direct_io"`
 }
 
@@ -247,8 +247,8 @@ const (
 type Session struct {
 	LeaseTTL      time.Duration     `toml:"lease_ttl" min:"1ms"`
 	MaxWait       time.Duration     `toml:"max_wait" min:"1ms"`
-	IdleExit      time.Duration     `toml:"idle_exit"` // 0: never
-	MaxSessions   int               `toml:"max_sessions" min:"1"`
+	IdleExit      time.Duration     `toml:"idle_exit"`                // 0: never
+	MaxSessions   int               `toml:"max_sessions"`             // 0: as host.OnMachine says
 	MaxRegistered int64             `toml:"max_registered" is:"size"` // of client memory
 	Pins          map[string]string // namespace fields that every session must have
 }

@@ -250,7 +250,7 @@ func TestPrintReadsBack(t *testing.T) {
 	testenv.OK(t, l.Print(&out))
 	for _, want := range []string{
 		"lease_ttl = \"1m30s\" # flag --session-lease-ttl", "durability = \"strict\" # env KVHOST_STORE_DURABILITY",
-		"listen = \"\" # file " + file, "max_sessions = 1024 # default",
+		"listen = \"\" # file " + file, "max_sessions = 0 # default",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
@@ -493,7 +493,8 @@ func TestMemoryBefore(t *testing.T) {
 	}{
 		"a quarter of what is available":         {"auto", 64 * gib, nil, 16 * gib},
 		"half of the roots":                      {"auto", 1000 * gib, nil, 50 * gib},
-		"a small machine":                        {"auto", 1000 << 20, nil, 0},
+		"a small machine":                        {"auto", 1000 << 20, nil, 250 << 20},
+		"a smaller one":                          {"auto", 500 << 20, nil, 0},
 		"a machine that does not say":            {"auto", 0, nil, 0},
 		"off":                                    {"0", 64 * gib, nil, 0},
 		"a size":                                 {"3GiB", 1 * gib, nil, 3 * gib},
@@ -663,6 +664,8 @@ func TestRootsAsSpelled(t *testing.T) {
 		{text: "memroy:=64MiB", refused: `"memroy:" is no kind of root`},
 		{text: "S3://bucket/x=64MiB", refused: `"S3://bucket/x" is no kind of root`},
 		{text: "~/kv=64MiB", refused: "only a shell knows the directory ~"},
+		{text: "$HOME/kv=64MiB", refused: "only a shell replaces the variable"},
+		{text: "./$HOME/kv=64MiB", path: "./$HOME/kv"},
 		{text: "/x/kv=64MiBB", refused: "64MiBB"},
 	} {
 		l, err := Load(Source{Flags: []Setting{{Key: "root", Value: c.text}, {Key: "store.memory", Value: "0"}}})

@@ -3,7 +3,7 @@ package config
 import "slices"
 
 // leastMemory is the least that a host takes for a root in memory of its own accord.
-const leastMemory = 256 << 20
+const leastMemory = 128 << 20
 
 // MemoryBefore is the size of the root in memory before those of the configuration, on a machine with so much memory
 // available; 0 for none. A host takes part of it of its own accord only where the operator has arranged no levels, and where

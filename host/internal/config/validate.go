@@ -61,7 +61,7 @@ func (c *Config) Validate() error {
 	if c.Engine.SlotBytes%4096 != 0 {
 		bad("engine.slot_bytes", "%d is not a multiple of 4KiB", c.Engine.SlotBytes)
 	}
-	if c.Engine.MaxStagingMemory < c.Engine.SlotBytes {
+	if m := c.Engine.MaxStagingMemory; m != Auto && m < c.Engine.SlotBytes {
 		bad("engine.max_staging_memory", "%s is less than one slot (engine.slot_bytes %s)",
 			FormatSize(c.Engine.MaxStagingMemory), FormatSize(c.Engine.SlotBytes))
 	}
@@ -110,6 +110,9 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		}
 		if r.Path == "~" || strings.HasPrefix(r.Path, "~/") {
 			bad(at+".path", "%q: only a shell knows the directory ~; write it out, or write ./%s for a directory of that name", r.Path, r.Path)
+		}
+		if strings.HasPrefix(r.Path, "$") {
+			bad(at+".path", "%q: only a shell replaces the variable; write the directory out, or write ./%s for one of that name", r.Path, r.Path)
 		}
 		if r.Capacity < smallestRoot {
 			bad(at+".capacity", "%d bytes: a root needs at least %s, such as \"100GiB\" or \"80%%\" of its file system", r.Capacity,

@@ -16,8 +16,9 @@ type Machine struct {
 	Kernel      string `json:"kernel"`
 	Arch        string `json:"arch"`
 	CPUs        int    `json:"cpus"`
-	MemoryBytes int64  `json:"memory_bytes"`
-	FreeBytes   int64  `json:"free_bytes"` // available without swapping
+	MemoryBytes int64  `json:"memory_bytes"`  // of the machine, or of the control group
+	Group       bool   `json:"control_group"` // it has less than the machine
+	FreeBytes   int64  `json:"free_bytes"`    // available without swapping
 	Nodes       int    `json:"numa_nodes"`
 	Memlock     int64  `json:"memlock_bytes"` // -1: no limit
 	OpenFiles   int64  `json:"open_files"`

@@ -31,7 +31,8 @@ func (s system) machine() Machine {
 	m := Machine{Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Memlock: -1, P2PDMA: Unknown}
 	m.Kernel = strings.TrimSpace(s.read("proc/sys/kernel/osrelease"))
 	info := s.fields("proc/meminfo")
-	m.MemoryBytes, m.FreeBytes = info["MemTotal"]<<10, info["MemAvailable"]<<10
+	m.MemoryBytes, m.FreeBytes, _ = staging.MemoryBelow(s.top)
+	m.Group = m.MemoryBytes < info["MemTotal"]<<10
 	m.HugePages, m.HugePage = info["HugePages_Free"], info["Hugepagesize"]<<10
 	m.Transparent = staging.Transparent(s.read("sys/kernel/mm/transparent_hugepage/enabled"))
 	if nodes, err := staging.SystemTopology().Nodes(); err == nil {

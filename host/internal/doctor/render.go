@@ -59,8 +59,12 @@ var fixes = map[Level]string{Note: "better", Warning: "fix", Problem: "fix"}
 
 func (r *Report) machine(w io.Writer) {
 	m, d, c := &r.Facts.Machine, &r.Facts.Driver, &r.Facts.CuFile
-	fmt.Fprintf(w, "machine\tLinux %s, %s, %s, %s of memory (%s available), %s\n", m.Kernel, m.Arch,
-		count(m.CPUs, "CPU"), config.SizeText(m.MemoryBytes),
+	of := "of memory"
+	if m.Group {
+		of = "of memory for its control group"
+	}
+	fmt.Fprintf(w, "machine\tLinux %s, %s, %s, %s %s (%s available), %s\n", m.Kernel, m.Arch,
+		count(m.CPUs, "CPU"), config.SizeText(m.MemoryBytes), of,
 		config.SizeText(m.FreeBytes), count(m.Nodes, "NUMA node"))
 	memlock := "no limit of locked memory"
 	if m.Memlock >= 0 {

@@ -12,7 +12,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/staging"
 )
 
 // Set is the policies of a host.
@@ -48,7 +47,7 @@ func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, er
 		active: map[string]*policy.Handle{}, start: Bound{Roots: make([]*policy.Handle, len(cfg.Roots)), cfg: cfg},
 		turn: make(chan struct{}, 1),
 	}
-	p.memory = sandbox.NewMemoryBudget(memoryFor(cfg.PolicyMemory))
+	p.memory = sandbox.NewMemoryBudget(uint64(cfg.PolicyMemory))
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close(ctx))
@@ -68,15 +67,6 @@ func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, er
 			"sha256", h.Module.Digest(), "roles", h.Module.Manifest().Roles)
 	}
 	return p, nil
-}
-
-// memoryFor is the memory of all policies' instances: what is configured, or a quarter of what the host may use.
-func memoryFor(configured int64) uint64 {
-	if configured > 0 {
-		return uint64(configured)
-	}
-	total, _, _ := staging.MachineMemory()
-	return uint64(total) / 4
 }
 
 // Attach tells the set the store that its changes apply to.

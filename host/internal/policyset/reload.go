@@ -41,12 +41,12 @@ func (p *Set) Reload(ctx context.Context, cfg *config.Config, apply func(*Bound)
 			}
 		}
 		before := p.memory.Limit()
-		p.memory.SetLimit(max(before, memoryFor(cfg.PolicyMemory))) // for both, while one follows the other
+		p.memory.SetLimit(max(before, uint64(cfg.PolicyMemory))) // for both, while one follows the other
 		if err := apply(b); err != nil {
 			p.memory.SetLimit(before)
 			return err
 		}
-		p.memory.SetLimit(memoryFor(cfg.PolicyMemory))
+		p.memory.SetLimit(uint64(cfg.PolicyMemory))
 		for label := range p.active {
 			p.clearActive(label)
 		}
