@@ -4,7 +4,7 @@ CARGO  := cargo
 TARGET := wasm32-unknown-unknown
 SDK    := $(dir $(lastword $(MAKEFILE_LIST)))
 OUT    ?= $(NAME).wasm
-BUILT  := target/$(TARGET)/release/$(NAME).wasm
+BUILT  := target/$(TARGET)/release/$(subst -,_,$(NAME)).wasm
 export RUSTFLAGS := -C link-arg=--stack-first -C link-arg=-zstack-size=65536
 
 $(OUT): $(wildcard src/*.rs $(SDK)src/*.rs) Cargo.toml manifest.json

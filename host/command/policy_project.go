@@ -25,17 +25,18 @@ const goModule = "module github.com/kvhost/kvhost\n\ngo 1.26\n"
 
 var (
 	policyLanguages = []string{"go", "c", "rust"}
-	goodPolicyName  = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
+	goodPolicyName  = regexp.MustCompile(`^[a-z]([a-z0-9_-]{0,61}[a-z0-9])?$`)
 )
 
-// beginnings are the manifests' parts of the policies that projects begin with, by role.
-var beginnings = map[string]struct{ does, more string }{
-	"evict": {"Evicts what was not used since the hand last came by.",
+// beginnings are the manifests' parts of the policies that projects begin with, by role. An evict policy needs memory for each slot, and roots
+// may have any number of them.
+var beginnings = map[string]struct{ pages, does, more string }{
+	"evict": {"65536", "Evicts what was not used since the hand last came by.",
 		`"config": { "chances": { "type": "int", "default": "1", "help": "rounds of the hand that a use is good for, 1 to 255" } }`},
-	"admit": {"Stores what is near the beginning of a prompt, or was continued.", `"min_host": "0.2",
+	"admit": {"256", "Stores what is near the beginning of a prompt, or was continued.", `"min_host": "0.2",
   "config": { "depth": { "type": "int", "default": "64", "help": "chunks from the beginning that are always stored" } }`},
-	"place":  {"Names pieces by key in a directory for each namespace.", `"min_host": "0.3"`},
-	"layout": {"Orders a chunk's pages by layer.", `"config": {}`},
+	"place":  {"256", "Names pieces by key in a directory for each namespace.", `"min_host": "0.3"`},
+	"layout": {"256", "Orders a chunk's pages by layer.", `"config": {}`},
 }
 
 // newProject writes a project into dir, which must be empty or not there. The policy is called like the directory. The
@@ -47,7 +48,7 @@ func newProject(dir, language, role string) error {
 	}
 	name := filepath.Base(dir)
 	if !goodPolicyName.MatchString(name) {
-		return usageError{fmt.Errorf("bad name %q: want small letters, digits and _, a letter first", name)}
+		return usageError{fmt.Errorf("bad name %q: want small letters, digits, _ and - within, a letter first", name)}
 	}
 	if !slices.Contains(policyLanguages, language) {
 		return usageError{fmt.Errorf("unknown language %q (there are %s)", language, strings.Join(policyLanguages, ", "))}
@@ -64,7 +65,7 @@ func newProject(dir, language, role string) error {
 		grants = `"wasi-stub"`
 	}
 	fill := strings.NewReplacer("{NAME}", name, "{LANGUAGE}", language, "{GRANTS}", grants, "{ROLE}", role,
-		"{DOES}", begins.does, "{MORE}", begins.more)
+		"{DOES}", begins.does, "{MORE}", begins.more, "{PAGES}", begins.pages)
 	parts := []string{"all", language, language + "-" + role} // of a file in two, the later one is taken
 	err = eachFile(templates, "templates", func(file, text string) error {
 		part, file, _ := strings.Cut(file, "/")

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -92,7 +93,11 @@ func TestPolicyCheck(t *testing.T) {
 	want(t, dir, exitUsage, "unknown command", "policy", "nonsense")
 }
 
-// A new project builds with its own Makefile, in every language and role, and passes the check unchanged.
+// fuelTaken is how the check says what the most expensive call took.
+var fuelTaken = regexp.MustCompile(`, (\d+) % of its fuel`)
+
+// A new project builds with its own Makefile, in every language and role, passes the check unchanged, and keeps the guide's rules: below half of
+// the fuel, and no more memory than it needs.
 func TestPolicyNew(t *testing.T) {
 	tools := map[string][]*testenv.Tool{
 		"go": {testenv.Make}, "c": {testenv.Make, testenv.Clang}, "rust": {testenv.Make, testenv.Cargo},
@@ -103,20 +108,27 @@ func TestPolicyNew(t *testing.T) {
 			t.Parallel()
 			testenv.Need(t, tools[language]...)
 			dir := t.TempDir()
-			want(t, dir, exitOK, "make -C mine check", "policy", "new", "--lang", language, "--role", role, "mine")
-			cmd := exec.Command("make", "-C", "mine", "check", "KVHOST="+filepath.Base(binary)) // by PATH: make takes no name with a blank
+			want(t, dir, exitOK, "make -C my-own check", "policy", "new", "--lang", language, "--role", role, "my-own")
+			cmd := exec.Command("make", "-C", "my-own", "check", "KVHOST="+filepath.Base(binary)) // by PATH: make takes no name with a blank
 			cmd.Dir = dir
 			cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(binary)+":"+os.Getenv("PATH"), "GOFLAGS=-mod=mod", "GOPROXY=off", "CARGO_NET_OFFLINE=true")
 			out, err := cmd.CombinedOutput()
-			if err != nil || !strings.Contains(string(out), "mine.wasm: ok: "+role+";") {
-				t.Errorf("make check: %v\n%s", err, out)
+			if err != nil || !strings.Contains(string(out), "my-own.wasm: ok: "+role+";") {
+				t.Fatalf("make check: %v\n%s", err, out)
 			}
-			want(t, dir, exitUsage, "not empty", "policy", "new", "--lang", language, "mine")
+			if fuel := fuelTaken.FindStringSubmatch(string(out)); fuel == nil || len(fuel[1]) > 2 || fuel[1] >= "50" && len(fuel[1]) == 2 {
+				t.Errorf("want below half of the fuel:\n%s", out)
+			}
+			if role != "evict" {
+				want(t, dir, exitOK, "at most 16.0 MiB", "policy", "inspect", "my-own/my-own.wasm")
+			}
+			want(t, dir, exitUsage, "not empty", "policy", "new", "--lang", language, "my-own")
 		})
 	}
 	want(t, t.TempDir(), exitUsage, "unknown language", "policy", "new", "--lang", "perl", "mine")
 	want(t, t.TempDir(), exitUsage, "unknown role", "policy", "new", "--role", "run", "mine")
 	want(t, t.TempDir(), exitUsage, "bad name", "policy", "new", "Not-A-Name")
+	want(t, t.TempDir(), exitUsage, "bad name", "policy", "new", "a-")
 }
 
 // Three requests over a root of two chunks, by hand, and a real trace, by what the simulation counts.
