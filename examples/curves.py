@@ -1,10 +1,18 @@
 #!/usr/bin/env python3
 """Draws miss-ratio curves from `kvhost sim --json`, read from standard input, to the file named. It needs matplotlib."""
 
+import argparse
 import json
 import sys
 
-import matplotlib
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("file", help="the SVG to write")
+to = parser.parse_args().file
+
+try:
+    import matplotlib
+except ImportError:
+    sys.exit("curves.py needs matplotlib: pip install matplotlib")
 
 matplotlib.use("svg")
 matplotlib.rcParams["svg.hashsalt"] = "kvhost"  # the same results give the same bytes
@@ -22,4 +30,4 @@ for trace, axis in zip(traces, axes[0]):
     axis.set(title=f"{trace}, {rows[0]['accesses']:,} accesses", xlabel="capacity, chunks", ylabel="miss ratio", xscale="log")
     axis.grid(alpha=0.3)
     axis.legend()
-figure.savefig(sys.argv[1], metadata={"Date": None})
+figure.savefig(to, metadata={"Date": None})

@@ -63,7 +63,7 @@ func wantArgs(least, most int, what string) cobra.PositionalArgs {
 func wantCommand(cmd *cobra.Command) {
 	cmd.Args = noArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return usageError{fmt.Errorf("%s: want a subcommand", cmd.CommandPath())}
+		return usageError{fmt.Errorf("%s: want one of %s", cmd.CommandPath(), strings.Join(commandsOf(cmd), ", "))}
 	}
 }
 
@@ -81,9 +81,17 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	if args[0] == "top" {
 		return usageError{errors.New("kvhost top is gone: kvhost status --watch draws the same")}
 	}
-	var names []string
+	more := config.Suggest(args[0], commandsOf(cmd))
+	if more == "" && cmd.HasParent() { // of the program there are too many for a line
+		more = "; want one of " + strings.Join(commandsOf(cmd), ", ")
+	}
+	return usageError{fmt.Errorf("unknown command %q%s", args[0], more)}
+}
+
+// commandsOf are the names of the commands below one.
+func commandsOf(cmd *cobra.Command) (names []string) {
 	for _, c := range cmd.Commands() {
 		names = append(names, c.Name())
 	}
-	return usageError{fmt.Errorf("unknown command %q%s", args[0], config.Suggest(args[0], names))}
+	return names
 }

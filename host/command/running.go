@@ -69,8 +69,11 @@ func (r *running) dial() (conn *grpc.ClientConn, path string, err error) {
 	return conn, path, err
 }
 
-// hostsHere are the sockets of hosts that answer this user: those that engines have started, and services.
+// hostsHere are the sockets of hosts that answer this user: of those in this network namespace, and of services and hosts that engines have
+// started, which may be in another.
 func hostsHere() (found []string) {
+	text, _ := os.ReadFile("/proc/net/unix")
+	found = slices.DeleteFunc(listening(string(text)), func(path string) bool { return !answers(path) })
 	patterns := []string{"/run/kvhost*/kvhost.sock"}
 	home, _ := os.UserHomeDir() // where engines have their sockets when another user has taken the name
 	for _, run := range []string{cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), "/tmp"), filepath.Join(home, ".cache")} {
@@ -82,6 +85,25 @@ func hostsHere() (found []string) {
 	for _, pattern := range patterns {
 		list, _ := filepath.Glob(pattern) // of a directory with a bracket in its name there is none
 		found = append(found, slices.DeleteFunc(list, func(path string) bool { return !answers(path) })...)
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+// listening are the sockets of hosts in the kernel's table: each has another beside it, for descriptors.
+func listening(table string) (found []string) {
+	const accepts = "00010000"
+	have := map[string]bool{}
+	for line := range strings.Lines(table) {
+		head, path, absolute := strings.Cut(strings.TrimSuffix(line, "\n"), " /")
+		if f := strings.Fields(head); absolute && len(f) == 7 && f[3] == accepts {
+			have["/"+path] = true
+		}
+	}
+	for path := range have {
+		if have[path+".fd"] {
+			found = append(found, path)
+		}
 	}
 	return found
 }

@@ -49,6 +49,9 @@ func ParseLevels(capacities, costs []string) ([]Level, error) {
 		if levels[n].Capacity, err = ParseCapacity(text); err != nil {
 			return nil, err
 		}
+		if speeds[n] == "" {
+			return nil, fmt.Errorf("%w: no speed of level %d: want one in GB/s for each level, such as --cost 0=50,1=5", ErrLevel, n)
+		}
 		rate, latency, _ := strings.Cut(speeds[n], ":")
 		speed, err := strconv.ParseFloat(rate, 64)
 		if latency != "" && err == nil {
