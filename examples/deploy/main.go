@@ -165,7 +165,7 @@ func (r *release) date(ctx context.Context) error {
 // build makes the binary of an architecture.
 func (r *release) build(ctx context.Context, arch, binary string) error {
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags=grpcnotrace", "-buildvcs=false", "-overlay", r.overlay,
-		"-ldflags", "-s -w -X main.version="+r.version, "-o", binary, "./cmd/kvhost")
+		"-ldflags", "-s -w -X main.version="+r.version+" -X github.com/kvhost/kvhost/host/command.wheel="+wheelVersion(r.version), "-o", binary, "./cmd/kvhost")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build: %w\n%s", err, out)

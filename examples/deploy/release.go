@@ -100,12 +100,12 @@ func (r *release) notes() error {
 	if err != nil {
 		return err
 	}
-	of := section(string(log), r.version)
+	of := section(string(log), chartVersion(r.version))
 	if of == "" && strings.Contains(r.version, "~") {
 		of = section(string(log), "Unreleased")
 	}
 	if of == "" {
-		return fmt.Errorf("%s has no section %q", changes, "## "+r.version)
+		return fmt.Errorf("%s has no section %q", changes, "## "+chartVersion(r.version))
 	}
 	kept, err := os.ReadFile(promises)
 	if err != nil {

@@ -11,6 +11,9 @@ import (
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
+// wheel is how pip spells the version, where the linker has set it.
+var wheel string
+
 func newVersion() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -20,14 +23,18 @@ func newVersion() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			names := dist.Names()
 			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), map[string]any{"version": version, "go": runtime.Version(), "os": runtime.GOOS,
+				return writeJSON(cmd.OutOrStdout(), map[string]any{"version": version, "wheel": wheel, "go": runtime.Version(), "os": runtime.GOOS,
 					"arch": runtime.GOARCH, "policy_abi": abi.Version, "policy_release": abi.Release, "policies": names})
 			}
 			if len(names) == 0 {
 				names = []string{"none"}
 			}
+			spelled := version
+			if wheel != "" && wheel != version {
+				spelled += " (to pip " + wheel + ")"
+			}
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "kvhost %s\n%s %s/%s\npolicy abi %d, release %s\nembedded policies: %s\n",
-				version, runtime.Version(), runtime.GOOS, runtime.GOARCH, abi.Version, abi.Release, strings.Join(names, " "))
+				spelled, runtime.Version(), runtime.GOOS, runtime.GOARCH, abi.Version, abi.Release, strings.Join(names, " "))
 			return err
 		},
 	}
