@@ -166,7 +166,7 @@ func (h *hostProcess) checkRoute() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.root.Route == config.RouteDirect && h.route != config.RouteDirect {
-		return fmt.Errorf("%w: its root is staged: %s", errHost, h.why)
+		return fmt.Errorf("%w: it was to take the direct route, and its root is staged: %s", errHost, h.why)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ var (
 	// would end in the same way.
 	errSilent = errors.New("no byte")
 	// ErrMessage means that a peer sent a message which the protocol does not allow.
-	ErrMessage = errors.New("peers: a message that is none")
+	ErrMessage = errors.New("peers: a message that the protocol does not allow")
 	// errNoWay means that UCX cannot read the peer's memory. Its text names the requirements.
 	errNoWay = errors.New("that host's memory is not read, which takes InfiniBand or RoCE, or on one machine the right to trace its process " +
 		"(kernel.yama.ptrace_scope=0): TCP is no way")

@@ -111,7 +111,7 @@ func (p *Peers) Offer(ctx context.Context, o *store.Offer) error {
 func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.OfferResponse, error) {
 	if len(q.GetHost()) != len(s.owner.self) || len(q.GetNamespaceDigest()) != len(kv.Digest{}) || len(q.GetKey()) != kv.KeyBytes ||
 		q.GetRanks() == 0 || len(q.GetBytes()) != bits.OnesCount64(q.GetRanks()) {
-		return nil, status.Error(codes.InvalidArgument, "host, namespace, key or pieces")
+		return nil, status.Error(codes.InvalidArgument, "an offer without a host, namespace, key or pieces of the right length")
 	}
 	entry := store.LentEntry{Key: kv.Key(q.GetKey())}
 	class := s.owner.store.ClassOf(kv.Digest(q.GetNamespaceDigest()), q.GetGroup())

@@ -190,7 +190,7 @@ func (c *Config) complete() error {
 	c.QuarantineFiles, c.HostID = cmp.Or(c.QuarantineFiles, defaultKept), cmp.Or(c.HostID, machineID())
 	for _, e := range c.Expiries {
 		if _, err := path.Match(e.Model, ""); err != nil || e.TTL <= 0 {
-			return fmt.Errorf("%w: entries of %q are to expire after %s", ErrConfig, e.Model, e.TTL)
+			return fmt.Errorf("%w: entries of %q are to expire after %s: want a pattern, and a time above 0", ErrConfig, e.Model, e.TTL)
 		}
 	}
 	if err := capacity.Quotas(c.Quotas).Check(); err != nil {

@@ -16,6 +16,8 @@ _R = TypeVar("_R")
 
 #: Seconds between pings while an answer is awaited, and so how late at most the first ping is that a host does not answer.
 PAUSE = 0.25
+#: What is said of a host that answers no ping.
+SILENT = "the host does not answer: its process is stopped, or gets no processor"
 #: Seconds for which this process must have run since it found an answer to be late. If it was stopped itself, the answer has
 #: come by then.
 _LOOK_AGAIN = 0.05
@@ -62,6 +64,6 @@ def patiently(session: Session, wait: Callable[[float], _R], timeout: float, sto
             return wait(min(PAUSE, max(0.0, left)))
         except TimeoutError:
             if pulse.stopped(session):
-                raise HostStoppedError("the host does not answer: its process is stopped") from None
+                raise HostStoppedError(SILENT) from None
             if left <= PAUSE:
                 raise

@@ -26,7 +26,7 @@ func (a *Account) Possible(w Want, scanning bool) error {
 	all, limit := a.bounds.Capacity, a.limit()
 	a.mu.Unlock()
 	if w.Bytes > all {
-		return fmt.Errorf("%w: %d bytes in a root of %d", ErrNoSpace, w.Bytes, all)
+		return fmt.Errorf("%w: an entry of %d bytes in a root of %d", ErrNoSpace, w.Bytes, all)
 	}
 	if w.Bytes > limit && !scanning {
 		return fmt.Errorf("%w: an entry of %d bytes in %s, which may take %d now", ErrNoSpace, w.Bytes, a.dir, limit)
@@ -90,7 +90,7 @@ type Quotas []Quota
 func (list Quotas) Check() error {
 	for _, q := range list {
 		if q.First > q.Last || q.Bytes < 0 || q.Share < 0 || q.Share > 1 || (q.Bytes == 0) == (q.Share == 0) {
-			return fmt.Errorf("a quota of %d bytes or a share of %g for tenants %d to %d", q.Bytes, q.Share, q.First, q.Last)
+			return fmt.Errorf("a quota of %d bytes or a share of %g for tenants %d to %d: want either, and a share of at most 1", q.Bytes, q.Share, q.First, q.Last)
 		}
 	}
 	return nil

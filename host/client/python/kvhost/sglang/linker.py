@@ -25,7 +25,7 @@ from kvhost.link import Link
 from kvhost.memory import share
 from kvhost.objects import HostOptions
 from kvhost.objects.kind import KEY_BYTES
-from kvhost.pulse import PAUSE, Pulse, patiently
+from kvhost.pulse import PAUSE, SILENT, Pulse, patiently
 from kvhost.session import LoadChunk, Result, Session, StoreChunk, StoreJob
 from kvhost.shape import Namespace, page_dtype
 from kvhost.sglang import identity, plugin
@@ -366,7 +366,7 @@ class KvhostLinker(UnifiedCacheLinker):
                 result = part.job.wait(PAUSE)
             except TimeoutError:
                 if pulse.stopped(session):
-                    raise HostStoppedError("the host does not answer: its process is stopped") from None
+                    raise HostStoppedError(SILENT) from None
                 if time.monotonic() > due:
                     self._avoid(part.names)
                     raise KvhostError(f"the host has not loaded {len(part.chunks)} pages within {self._options.load_timeout} s") from None
