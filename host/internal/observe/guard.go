@@ -90,6 +90,7 @@ func (g *guard) sameSite(next http.Handler) http.Handler {
 		if host, _, err := net.SplitHostPort(name); err == nil {
 			name = host
 		}
+		name = strings.TrimSuffix(name, ".") // of a name that is whole, which is no part of it
 		_, err := netip.ParseAddr(strings.Trim(name, "[]"))
 		own := err == nil || !strings.Contains(name, ".") ||
 			slices.ContainsFunc(g.names, func(n string) bool { return strings.EqualFold(n, name) })

@@ -382,9 +382,9 @@ func TestOtherSitesReadNothing(t *testing.T) {
 		host, origin string
 		want         int
 	}{
-		{s.Addr(), "", 200}, {"localhost:9476", "", 200}, {"[::1]:9476", "", 200}, {"node-7", "", 200}, {"192.0.2.7:9476", "", 200},
+		{s.Addr(), "", 200}, {"localhost:9476", "", 200}, {"localhost.:9476", "", 200}, {"localhost.", "", 200}, {"[::1]:9476", "", 200}, {"node-7", "", 200}, {"192.0.2.7:9476", "", 200},
 		{s.Addr(), "http://" + s.Addr(), 200},
-		{"rebound.example.com:9476", "", 403}, {"rebound.example.com", "", 403}, {"127.0.0.1.example.com:9476", "", 403},
+		{"rebound.example.com:9476", "", 403}, {"rebound.example.com", "", 403}, {"rebound.example.com.", "", 403}, {"127.0.0.1.example.com:9476", "", 403},
 		{s.Addr(), "http://example.com", 403}, {s.Addr(), "null", 403}, {s.Addr(), "://", 403},
 	} {
 		if got := ask(c.host, c.origin); got != c.want {
