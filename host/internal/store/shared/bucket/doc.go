@@ -1,64 +1,68 @@
-// Package bucket lets several hosts use one prefix of a bucket, with no server between them but the bucket's. It does for
-// objects what [shared] does for a directory: one host, the evictor, holds the capacity by credits, and removes what no host
-// uses. Names cannot be renamed or linked there; what a server promises is that each write can name the version that it
-// replaces, or that there must be none, and that reads and lists show what was written before they began.
+// Package bucket lets several hosts share one prefix of a bucket. The only server between them is the bucket's. The package
+// does for objects what [shared] does for a directory: one host, the evictor, manages the capacity by granting credit, and
+// removes entries that no host uses. A bucket offers neither rename nor link. It must offer conditional writes, which name the
+// version that they replace or require that the object does not exist, and reads and lists that return everything written
+// before they began.
 //
 // # Objects, below the root's .kvhost/shared
 //
-//	evictor            term, owner and beat; a seat for each member: credit granted, and where the log of one that is gone
-//	                   ends; batches of victims, and decisions
-//	hosts/<member>     one per host that takes part, <member> is <host id>.<incarnation>: beat, length of its log, acknowledgements
-//	                   and vetoes, what it says of its credit
-//	log/<member>/<n>   what it published, touched or found damaged since n-1; written once
+//	evictor            term, owner and heartbeat counter; a seat for each member: the credit granted to it and, once it is gone, where
+//	                   its log ends; the batches of victims and the decisions
+//	hosts/<member>     one for each member, named <host id>.<incarnation>: heartbeat counter, length of its log, acknowledgements and
+//	                   vetoes, the state of its credit
+//	log/<member>/<n>   the entries that it published, touched or found damaged since n-1; written once
 //	batch/<n>          victims; written once
 //
-// Each object has one writer at a time, who writes in the place of the version that it wrote last.
+// Each object has one writer at a time. The writer replaces the version that it wrote last.
 //
-// # A step, once in a poll
+// # Steps
 //
-// A member reads the evictor's object, then lists hosts, then reads the statuses that have changed and the logs that have grown, and
-// only then does what the evictor's object said: applies decisions, acknowledges batches. What a decision removes was logged
-// before it was acknowledged, and acknowledged before it was decided: so a member learns nothing of a victim after its removal.
-// It writes its own log, and its status after that. Where nothing happens a step is two requests, and the status is written
-// four times in Lapse.
+// A member makes one step in each poll. It reads the evictor's object, then lists hosts, then reads the statuses that have
+// changed and the logs that have grown. Only then does it act on the evictor's object: it applies decisions and acknowledges
+// batches. Every record of a victim was logged before the batch was acknowledged, and the batch was acknowledged before it was
+// decided. So a member never learns of a victim after its removal. At the end of the step the member writes its own log, then
+// its status. An idle step takes two requests, and the status is written four times in each Lapse.
 //
 // # Members
 //
-// A host joins with an object among hosts, and is admitted by a seat. From then on nothing is removed without its acknowledgement; it
-// notes where the logs end, and scans the bucket.
+// A host joins by writing an object below hosts, and is admitted when the evictor gives it a seat. From then on nothing is
+// removed without its acknowledgement. It notes where the other logs end, and scans the bucket.
 //
-// The evictor gives a member up that has no object any more, or one that has not changed for Lapse by the evictor's clock. It writes down
-// where the member's log ends, and removes the member's object. The member's next heartbeat fails, by which it learns that it is
-// fenced: it forgets all that rested on its membership, joins as a new incarnation, and scans. What it may have logged in between is read by
-// no host; an audit finds what it stored. A host that leaves says by the last of its log that all it published is logged.
+// The evictor declares a member dead if the member's object is missing, or has not changed for Lapse by the evictor's clock. It
+// records where the member's log ends, and removes the member's object. The member's next heartbeat then fails, and so the
+// member learns that it is fenced: it discards all state that depends on its membership, joins as a new incarnation, and scans.
+// No host reads what it logged after the recorded end; an audit finds the objects that it stored. A host that leaves writes an
+// end mark as its last log object. The mark means that everything it published is logged.
 //
-// # One evictor
+// # Evictor
 //
-// A member that has not seen the evictor's object change for Lapse, or finds that its owner left, writes itself in with the next term, over the
-// version that it has read. Of several one succeeds. It goes on with the same seats and batches, as they are in the object. An evictor that
-// was given up fails at its next write, and with it everything that it meant to do, but for removals: see below.
+// A member that has not seen the evictor's object change for Lapse, or that finds that its owner left, writes itself into the
+// object with the next term, replacing the version that it read. If several members try, one succeeds. The new evictor
+// continues with the seats and batches that are in the object. The writes of the replaced evictor fail, and with them all its
+// decisions; only its removals may still take effect (see below).
 //
 // # Credits
 //
-// As in [shared]: totals of what was granted, returned and published, of which a stale one is safe. A piece is put where there is no object
-// of its name; another host's is not replaced, and the put ends as resident. A put without an answer is in doubt: its credit stays with it
-// while the object may yet appear (landing).
+// As in [shared], members report running totals of the bytes granted, returned and published, and a stale total is safe. A
+// piece is only stored where no object has its name. If another host has stored it, that object is kept, and the put ends as if
+// the entry had been resident. If a put gets no answer, its outcome is in doubt, and its credit stays reserved while the object
+// may still appear (landing).
 //
-// The credit of a member that is gone stays booked until an audit: a list of the whole bucket, in the background, which begins when what the
-// member had under way has landed. What is found that no log told of is read, counted, and told to the others. An audit
-// follows in each auditEvery too. A host that left cleanly needs none.
+// The credit of a dead member stays reserved until an audit, which lists the whole bucket in the background. The audit begins
+// once all requests of the dead member must have taken effect. Objects that it finds and that no log mentions are read,
+// counted, and logged for the other hosts. An audit also runs once in each auditEvery. A host that left cleanly needs none.
 //
-// # What a paused host can do at worst
+// # Worst case after a pause
 //
-// Its clock, which is monotonic, tells it that it may be given up: Fresh is false half of Lapse after its last beat began, and is asked before each
-// attempt of a request that stores, and before each lookup. What stays is what was under way when it paused, or began
-// between that question and the request, one for each put or removal of that host:
+// A host's monotonic clock tells it when the others may have declared it dead: Fresh returns false from half of Lapse after the
+// start of its last heartbeat, and is called before each attempt of a request that stores, and before each lookup. What remains
+// are the requests that were under way when the host paused, or that began between the call of Fresh and the pause; each put or
+// removal of the host has at most one:
 //
-//   - a put may store its piece, at any later time. It is in no account until the next audit: the capacity is exceeded by at most what the
-//     host's puts had under way. Nobody reads it before that, and what it holds is what its name says.
-//   - an evictor may end the part of a member that is alive, which then joins again.
-//   - a removal, of an evictor, may remove an object that was stored again since: loads of it fail, and it is a miss.
-//   - a lookup may grant what is gone: its load fails.
+//   - A put may store its piece at any later time. The piece is not counted until the next audit, so the capacity is exceeded by at most the bytes of the host's unfinished puts. No host reads the piece before that, and its content is what its name says.
+//   - An evictor may declare a live member dead, which then joins again.
+//   - An evictor's removal may remove an object that was stored again since. Loads of the entry then fail, and count as misses.
+//   - A lookup may succeed for an entry that is gone. Its load then fails.
 //
-// None of that is a wrong byte: names are of content, and each read is verified.
+// None of these returns a wrong byte: names are derived from the content, and each read is verified.
 package bucket

@@ -13,10 +13,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 )
 
-// A member's log is a sequence of objects, each with a head that says how many bytes the member had published before it, and records.
-// A member that leaves writes an end after the last.
+// A member's log is a sequence of objects. Each consists of a head, which holds the number of bytes that the member had
+// published before it, and of records. A member that leaves writes end as its last object.
 
-// end says that all is logged which a member has published.
+// end is the object that ends the log of a member that left cleanly: everything that the member published is logged.
 var end = []byte("kvsend1\n")
 
 func logName(member string, n uint64) string {
@@ -51,7 +51,7 @@ func decodeLog(b []byte) (published int64, records []shared.Record, err error) {
 	return published, records, nil
 }
 
-// followAll reads what is new in the logs of the others.
+// followAll reads the new log objects of the other members.
 func (m *Member) followAll() error {
 	var list []request
 	for _, name := range slices.Sorted(maps.Keys(m.peers)) {
@@ -77,7 +77,7 @@ func (m *Member) followAll() error {
 	}
 	for name, s := range m.office.Seats {
 		if p := m.peers[name]; s.End > 0 && name != m.name {
-			if p == nil { // it joined and went since the last step
+			if p == nil { // The member joined and left since the last step.
 				m.peers[name] = &peer{next: 1}
 			} else {
 				p.ended = p.past || p.next >= s.End
@@ -87,11 +87,11 @@ func (m *Member) followAll() error {
 	return nil
 }
 
-// follow learns what one log says. Logs of a member are in order.
+// follow applies the records of one log object. The objects of one member are passed in order.
 func (m *Member) follow(q *request) error {
 	p := m.peers[q.member]
 	switch {
-	case q.number < p.next: // it was passed over
+	case q.number < p.next: // An earlier object was lost, and this one was skipped.
 		return nil
 	case q.err != nil && !errors.Is(q.err, fs.ErrNotExist):
 		return q.err
@@ -114,28 +114,28 @@ func (m *Member) follow(q *request) error {
 	return nil
 }
 
-// mostBad is how often a log is read that its checksum does not fit.
+// mostBad is how many times a damaged log object or an unreadable batch is read before the member goes on without it.
 const mostBad = 10
 
-// attempt is one log, which is written until there is an answer: others may have read it.
+// attempt is a log object whose write has not been answered yet. It is written again unchanged, since others may have read it.
 type attempt struct {
 	data    []byte
 	more    int64
 	records []shared.Record
 }
 
-// keptLog is a log that others may still have to read.
+// keptLog is a log object that other members may still have to read.
 type keptLog struct {
 	number uint64
 	at     time.Duration
 }
 
-// flush writes what there is to log.
+// flush writes the records that are due as log objects, and removes objects that every live member has read.
 func (m *Member) flush(now time.Duration) error {
 	if !m.admitted {
 		return nil
 	}
-	for range 2 { // what could not be written before, and what has come since
+	for range 2 { // The first round writes what failed before, the second what was added since.
 		if m.retry == nil {
 			records := m.Drain()
 			if len(records) == 0 {
@@ -166,7 +166,7 @@ func (m *Member) flush(now time.Duration) error {
 		}
 		m.retry = nil
 	}
-	for len(m.kept) > 0 && now-m.kept[0].at > 2*m.cfg.Lapse { // a member that has not read it is given up
+	for len(m.kept) > 0 && now-m.kept[0].at > 2*m.cfg.Lapse { // Members that have not read it by now have been declared dead.
 		if err := m.cfg.Objects.Remove(logName(m.name, m.kept[0].number)); err != nil {
 			return err
 		}

@@ -19,48 +19,50 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Objects are those of the protocol. Names are below [shared.Dir].
+// Objects is the store of the protocol's own objects. Names are relative to [shared.Dir].
 type Objects interface {
-	// Get reads an object and its version; nothing where that is the one that is known.
+	// Get reads an object and its version. data is nil if the version is known.
 	Get(name, known string) (data []byte, version string, err error)
-	// Put writes an object over a version, or where there is none if that is empty. The error is fs.ErrExist or fs.ErrNotExist where
-	// that is not so; after another one the object may have been written, or may be yet.
+	// Put writes an object. over is the version that it replaces; if over is empty, the object must not exist. Put returns
+	// fs.ErrExist or fs.ErrNotExist if that condition fails. After any other error the object may have been written, or may
+	// still be.
 	Put(name string, data []byte, over string) (version string, err error)
 	Remove(name string) error
-	// List tells the versions of the objects directly below a name, and the names with objects below them, without a version.
+	// List returns the objects directly below name with their versions, and the names that have objects below them with an
+	// empty version.
 	List(name string) (versions map[string]string, err error)
 }
 
 type Config struct {
 	Objects  Objects
-	FS       staging.FS // of the pieces
+	FS       staging.FS // holds the pieces
 	Host     string     // [a-z0-9]+, unique among the running hosts
 	Capacity int64
-	Lapse    time.Duration // a host without a heartbeat for this long is given up
+	Lapse    time.Duration // the time without a heartbeat after which a host is declared dead
 	Log      *slog.Logger
 	Unique   func() uint64        // never returns the same number twice
 	Now      func() time.Duration // monotonic; its origin does not matter
-	Workers  int                  // requests at a time
+	Workers  int                  // number of concurrent requests
 }
 
-// landing is how long a request that was given up may still take effect while its host is not paused.
+// landing returns the time after which an abandoned request of a host that is not paused can no longer take effect.
 func (c *Config) landing() time.Duration { return 2 * c.Lapse }
 
-// auditEvery is how often the evictor has the bucket listed when no host is given up.
+// auditEvery is the interval of audits when no host has died.
 const auditEvery = time.Hour
 
-// status is the object in which a member describes itself.
+// status is the content of a member's object below hosts.
 type status struct {
 	Beat      uint64           `json:"beat"`
-	Log       uint64           `json:"log"`       // the number of its last log
-	Published int64            `json:"published"` // bytes, by its logs
-	Vetoes    map[uint64][]int `json:"vetoes"`    // acknowledged batches, until their decisions are applied: indices of vetoed victims
-	Granted   int64            `json:"granted"`   // that it has seen
-	Scanned   bool             `json:"scanned"`   // it knows all pieces
+	Log       uint64           `json:"log"`       // number of its last log object
+	Published int64            `json:"published"` // bytes published according to its logs
+	Vetoes    map[uint64][]int `json:"vetoes"`    // indices of the vetoed victims, for each acknowledged batch whose decision is not applied yet
+	Granted   int64            `json:"granted"`   // the seat's Granted as the member read it last
+	Scanned   bool             `json:"scanned"`   // set once the member has scanned the bucket
 	shared.Claim
 }
 
-// mostLogs is more than a member ever writes, and logsAtOnce what is read of all in one step.
+// mostLogs is above the number of log objects that any member writes. logsAtOnce limits the log objects read in one step.
 const (
 	mostLogs   = 1 << 32
 	logsAtOnce = 1 << 10
@@ -74,27 +76,27 @@ func (s *status) decode(b []byte) error {
 	return err
 }
 
-// office is the evictor's object.
+// office is the content of the evictor's object.
 type office struct {
 	Term    uint64             `json:"term"`
-	Owner   string             `json:"owner"` // empty: it left
+	Owner   string             `json:"owner"` // empty if the evictor has left
 	Beat    uint64             `json:"beat"`
 	Seats   map[string]*seat   `json:"seats"`
 	Batches map[uint64]*ballot `json:"batches"`
 }
 
-// seat is a member as the evictor counts on it.
+// seat is the evictor's account of one member.
 type seat struct {
 	Granted int64  `json:"granted"`
-	End     uint64 `json:"end,omitempty"` // of the log of a member that is gone: a number that has no records
+	End     uint64 `json:"end,omitempty"` // number after the last log object with records, once the member is gone; else 0
 }
 
-// ballot is a batch of victims, or a member that is to be forgotten when every other has read its log.
+// ballot is a batch of victims, or a member that is forgotten once all others have read its log.
 type ballot struct {
 	Forget  string `json:"forget,omitempty"`
 	Decided bool   `json:"decided,omitempty"`
-	Spared  []int  `json:"spared,omitempty"` // indices
-	All     bool   `json:"all,omitempty"`    // all were spared
+	Spared  []int  `json:"spared,omitempty"` // indices of the victims that were not removed
+	All     bool   `json:"all,omitempty"`    // set if members must treat all victims as spared
 }
 
 func decodeOffice(b []byte) (*office, error) {
@@ -115,8 +117,8 @@ func decodeOffice(b []byte) (*office, error) {
 	return &o, nil
 }
 
-// Member is this host's part in a shared bucket. Step is called again and again, by one goroutine; the rest is safe for concurrent
-// use.
+// Member is this host's membership in a shared bucket. Step must be called again and again by one goroutine. The other methods
+// are safe for concurrent use.
 type Member struct {
 	shared.Presence
 	shared.Credits
@@ -131,46 +133,46 @@ type Member struct {
 	doubts []doubt
 	audit  audit
 
-	// The rest belongs to Step.
+	// The fields below are used by Step only.
 	incarnation
 	lastStep time.Duration
-	office   *office       // as it was read or written last; nil: there is none
-	version  string        // of it
-	seenAt   time.Duration // when it was seen to change
-	lookedAt time.Duration // when the others were seen last
-	term     *term         // not nil: this host is the evictor
+	office   *office       // as last read or written; nil if the object does not exist
+	version  string        // the object's version; empty if it does not exist
+	seenAt   time.Duration // when the object was last seen to change
+	lookedAt time.Duration // when the other members were last read
+	term     *term         // nil unless this host is the evictor
 }
 
-// incarnation is what begins anew whenever this host joins.
+// incarnation is the state that starts afresh each time this host joins.
 type incarnation struct {
-	name     string // <host id>.<life in hexadecimal>; empty: not joined
+	name     string // <host id>.<life in hexadecimal>; empty while not joined
 	admitted bool
-	told     status // as others may see it
-	toldAs   string // its version
+	told     status // last written status
+	toldAs   string // version of the last written status
 	shared.Docket
-	logged    uint64 // number of the last log
+	logged    uint64 // number of the last log object written
 	published int64
 	retry     *attempt
 	kept      []keptLog
 	peers     map[string]*peer
-	unread    map[uint64]int // batches, and how often they could not be read
+	unread    map[uint64]int // failed reads of each batch
 }
 
-// peer is another member.
+// peer is what this member knows of another member.
 type peer struct {
 	status
-	here    bool   // it has an object
-	version string // of it
+	here    bool   // set while the member's object exists
+	version string // version of the member's object
 	seenAt  time.Duration
 
-	next      uint64 // number in its log that is read next
-	published int64  // bytes, by what was read
-	ended     bool   // it is gone, and its log was read to the end
-	past      bool   // it had gone before this host was admitted: its log is of no interest
-	bad       int    // steps in which what is next could not be made out
+	next      uint64 // number of the next log object to read
+	published int64  // bytes published according to the log objects read
+	ended     bool   // set once the member is gone and its log is fully read
+	past      bool   // set if the member was gone before this host was admitted; its log is not read
+	bad       int    // steps in which the next log object was damaged
 }
 
-// New makes a member. No request is made before the first Step.
+// New returns a member. It makes no request before the first Step.
 func New(cfg Config, back shared.Backend) (*Member, error) {
 	if cfg.Objects == nil || cfg.Host == "" || strings.ContainsAny(cfg.Host, "./") || cfg.Capacity <= 0 || cfg.Lapse <= 0 ||
 		cfg.Unique == nil || cfg.Now == nil {
@@ -189,8 +191,8 @@ func New(cfg Config, back shared.Backend) (*Member, error) {
 
 func (m *Member) active() bool { return m.admitted && m.IsScanned() }
 
-// Step makes one round: it follows the other members, tells them of this one, and does the evictor's work when this host is the
-// evictor. An error comes from the server; the next step tries again.
+// Step makes one round: it follows the other members, writes this member's log and status, and does the evictor's work if this
+// host is the evictor. An error is that of a request; the next step tries again.
 func (m *Member) Step() error {
 	now := m.cfg.Now()
 	m.lastStep = now
@@ -216,8 +218,8 @@ func (m *Member) step(now time.Duration) error {
 		return blind
 	}
 	m.settleDoubts(now)
-	// What this host published is in its log before others see that it has acknowledged a batch: else its record of a victim would
-	// follow the decision.
+	// The records of this host must be in its log before others see its acknowledgement of a batch. Otherwise its record of a
+	// victim could come after the decision.
 	unlogged := m.flush(now)
 	if errors.Is(unlogged, shared.ErrFenced) {
 		return unlogged
@@ -235,7 +237,7 @@ func (m *Member) step(now time.Duration) error {
 	return m.term.step(now)
 }
 
-// look reads what the others have written, and does what the evictor's object says.
+// look reads the objects of the other members, and acts on the evictor's object.
 func (m *Member) look(now time.Duration) error {
 	if err := m.readOffice(now); err != nil {
 		return err
@@ -246,7 +248,7 @@ func (m *Member) look(now time.Duration) error {
 	if err := m.readPeers(now); err != nil {
 		return err
 	}
-	if now-m.lookedAt > m.cfg.Lapse/2 { // while it was paused, or the server was away, it may have missed heartbeats
+	if now-m.lookedAt > m.cfg.Lapse/2 { // This host may have missed heartbeats while it was paused or the server was unreachable.
 		m.seenAt = now
 		for _, p := range m.peers {
 			p.seenAt = now
@@ -264,8 +266,8 @@ func (m *Member) look(now time.Duration) error {
 	return nil
 }
 
-// join makes the object of a new incarnation, and removes those of earlier ones, which the evictor gives up then. The operator makes
-// sure that no two running hosts have the same id.
+// join writes the object of a new incarnation and removes the objects of earlier ones, which the evictor then declares dead.
+// The operator must make sure that no two running hosts have the same id.
 func (m *Member) join() error {
 	life := max(1, m.cfg.Unique())
 	name := m.cfg.Host + "." + strconv.FormatUint(life, 16)
@@ -304,7 +306,7 @@ func (m *Member) isOwn(member string) bool {
 	return host == m.cfg.Host
 }
 
-// fence ends an incarnation that the others have given up. Everything that rests on it is forgotten before the next one begins.
+// fence ends an incarnation that the others have declared dead, and discards all state that depends on it.
 func (m *Member) fence() {
 	m.Silence()
 	m.End()
@@ -313,14 +315,14 @@ func (m *Member) fence() {
 	m.doubts = nil
 	m.mu.Unlock()
 	for _, d := range doubts {
-		m.Give(d.credit) // an audit finds what was stored
+		m.Give(d.credit) // an audit finds objects that were stored
 	}
 	m.Reset(0)
 	m.incarnation, m.term = incarnation{}, nil
 	m.back.Fenced()
 }
 
-// readOffice reads the evictor's object, and notes when it has changed.
+// readOffice reads the evictor's object, and notes the time if it has changed.
 func (m *Member) readOffice(now time.Duration) error {
 	b, version, err := m.cfg.Objects.Get("evictor", m.version)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -334,7 +336,7 @@ func (m *Member) readOffice(now time.Duration) error {
 		return err
 	}
 	o, err := decodeOffice(b)
-	if err != nil { // as if it were removed: else no host could ever write it again
+	if err != nil { // A damaged object counts as removed. Otherwise no host could replace it.
 		m.log.Error("the evictor's object is damaged; a new one is made", "error", err)
 		m.office, m.version, m.seenAt, m.term = nil, version, now, nil
 		return nil
@@ -345,14 +347,14 @@ func (m *Member) readOffice(now time.Duration) error {
 		m.term = nil
 	}
 	m.office = o
-	if m.term == nil && o.Owner == m.name { // its election had no answer, and may be so old that another host is elected now
+	if m.term == nil && o.Owner == m.name { // The write that elected this host had no answer. It may be so old that another host has been elected since.
 		m.begin()
 		m.term.wroteAt = now - m.cfg.Lapse
 	}
 	return nil
 }
 
-// readPeers lists the members and reads what has changed of them.
+// readPeers lists the members and reads the statuses that have changed.
 func (m *Member) readPeers(now time.Duration) error {
 	list, err := m.cfg.Objects.List("hosts")
 	if err != nil {
@@ -376,7 +378,7 @@ func (m *Member) readPeers(now time.Duration) error {
 	for i := range changed {
 		q := &changed[i]
 		p := m.peers[q.member]
-		if errors.Is(q.err, fs.ErrNotExist) { // since it was listed
+		if errors.Is(q.err, fs.ErrNotExist) { // removed since the list
 			p.here = false
 			continue
 		}
@@ -385,7 +387,7 @@ func (m *Member) readPeers(now time.Duration) error {
 			return fmt.Errorf("%s: %w", q.name, q.err)
 		}
 		p.version = q.version
-		if err := s.decode(q.data); err != nil { // its member writes it again, or is given up
+		if err := s.decode(q.data); err != nil { // The member will write it again, or be declared dead.
 			m.log.Warn("the object of a member is damaged", "member", q.member, "error", err)
 			continue
 		}
@@ -402,7 +404,7 @@ func (m *Member) readPeers(now time.Duration) error {
 	return nil
 }
 
-// request is a read of an object of a member.
+// request is a read of a member's status or log object.
 type request struct {
 	member, name string
 	number       uint64
@@ -411,13 +413,13 @@ type request struct {
 	err          error
 }
 
-// fetch makes several reads at a time.
+// fetch makes the reads concurrently.
 func (m *Member) fetch(list []request) {
 	get := func(q *request) { q.data, q.version, q.err = m.cfg.Objects.Get(q.name, "") }
 	parallel(m.cfg.Workers, len(list), func(i int) { get(&list[i]) })
 }
 
-// parallel calls do for each number below n, on so many goroutines, which have ended when it returns.
+// parallel calls do for each number below n on at most workers goroutines, and returns when all calls have returned.
 func parallel(workers, n int, do func(i int)) {
 	if workers <= 1 || n <= 1 {
 		for i := range n {
@@ -437,8 +439,8 @@ func parallel(workers, n int, do func(i int)) {
 	work.Wait()
 }
 
-// heartbeat writes this member's status when it has something to tell, or has told nothing for a while. Acknowledgements are told once
-// all is logged.
+// heartbeat writes this member's status if it has changed, or if the last write is a quarter of Lapse old. Acknowledgements are
+// included only if logged is set.
 func (m *Member) heartbeat(logged bool) error {
 	at := m.cfg.Now()
 	s := m.told
@@ -450,7 +452,7 @@ func (m *Member) heartbeat(logged bool) error {
 	if logged {
 		s.Vetoes = maps.Clone(m.Docket.Vetoes)
 	}
-	if s.Free >= s.Want && m.told.Free >= m.told.Want { // what it wants is of no interest while it has that
+	if s.Free >= s.Want && m.told.Free >= m.told.Want { // Changes of Free and Want do not matter while the free credit covers the wish.
 		s.Free, s.Want = m.told.Free, m.told.Want
 	}
 	if m.admitted && reflect.DeepEqual(&s, &m.told) && at-m.BeatAt() < m.cfg.Lapse/4 {
@@ -461,7 +463,7 @@ func (m *Member) heartbeat(logged bool) error {
 	if err != nil {
 		return err
 	}
-	version, err := m.replace("hosts/"+m.name, b, m.toldAs, func([]byte) bool { return true }) // it has no other writer
+	version, err := m.replace("hosts/"+m.name, b, m.toldAs, func([]byte) bool { return true }) // the object has no other writer
 	if errors.Is(err, errReplaced) {
 		return shared.ErrFenced
 	} else if err != nil {
@@ -474,11 +476,11 @@ func (m *Member) heartbeat(logged bool) error {
 	return nil
 }
 
-// errReplaced means that an object is another host's now, or gone.
+// errReplaced means that another host has written the object, or that it is gone.
 var errReplaced = errors.New("bucket: the object was replaced or removed")
 
-// replace writes an object over a version. Where there is another one that is this host's, which had no answer to its write, it is
-// written over that.
+// replace writes an object over the version over. If the object has another version that own accepts, an earlier write of this
+// host took effect without an answer, and replace writes over that version.
 func (m *Member) replace(name string, b []byte, over string, own func([]byte) bool) (version string, err error) {
 	for range 2 {
 		version, err = m.cfg.Objects.Put(name, b, over)
@@ -497,7 +499,7 @@ func (m *Member) replace(name string, b []byte, over string, own func([]byte) bo
 	return "", err
 }
 
-// seat is this member's, nil before it is admitted.
+// seat returns this member's seat, or nil before it is admitted.
 func (m *Member) seat() *seat {
 	if m.office == nil {
 		return nil
@@ -505,8 +507,8 @@ func (m *Member) seat() *seat {
 	return m.office.Seats[m.name]
 }
 
-// takeSeat takes the credit that was granted. The first look at its seat admits this host: from then on the evictor waits for
-// its acknowledgements, so the host notes where the other logs end and then scans.
+// takeSeat takes the credit that was granted. When it first finds this member's seat it admits this host: the evictor now waits
+// for its acknowledgements, so the host notes where the other logs end and then scans.
 func (m *Member) takeSeat() {
 	s := m.seat()
 	if s == nil {
@@ -516,8 +518,8 @@ func (m *Member) takeSeat() {
 	if m.admitted {
 		return
 	}
-	// The scan finds what was published so far, unless it is removed before: a log that is read from its beginning later tells of what
-	// has long been evicted.
+	// Logs are followed from their current end. The scan finds the entries that were published before and still exist; older
+	// log objects also record entries that were evicted long ago.
 	for name, other := range m.office.Seats {
 		if m.peers[name] == nil {
 			m.peers[name] = &peer{next: 1}
@@ -529,13 +531,13 @@ func (m *Member) takeSeat() {
 		p.next, p.published = p.Log+1, p.status.Published
 	}
 	m.admitted = true
-	m.Beat(m.lastStep) // this step's
+	m.Beat(m.lastStep) // the time of this step's heartbeat
 	m.ScanAgain()
 	m.log.Info("admitted to the shared bucket", "member", m.name, "term", m.office.Term)
 	m.Wake()
 }
 
-// apply applies decisions and acknowledges batches, of the evictor's object that was read before the logs.
+// apply applies the decisions and acknowledges the batches of the evictor's object, which was read before the logs.
 func (m *Member) apply() {
 	if m.office == nil {
 		return
@@ -559,7 +561,7 @@ func (m *Member) apply() {
 func (m *Member) acknowledge(n uint64, b *ballot) error {
 	var victims []shared.Victim
 	if p := m.peers[b.Forget]; b.Forget != "" && p != nil && !p.ended {
-		return nil // its log must be read first
+		return nil // The member's log must be read first.
 	} else if b.Forget == "" {
 		var err error
 		if victims, err = m.victims(n); err != nil {
@@ -570,7 +572,7 @@ func (m *Member) acknowledge(n uint64, b *ballot) error {
 	return nil
 }
 
-// victims are those of a batch.
+// victims reads a batch.
 func (m *Member) victims(n uint64) ([]shared.Victim, error) {
 	b, _, err := m.cfg.Objects.Get(batchName(n), "")
 	if err != nil {
@@ -585,7 +587,7 @@ func (m *Member) victims(n uint64) ([]shared.Victim, error) {
 
 func batchName(n uint64) string { return "batch/" + strconv.FormatUint(n, 10) }
 
-// Leave ends this host's part. The caller must have ended all puts and leases.
+// Leave ends this host's membership. All puts and leases must have ended.
 func (m *Member) Leave() error {
 	if m.name == "" {
 		return nil
@@ -637,7 +639,7 @@ func (m *Member) publishStats() {
 	m.facts.Store(&s)
 }
 
-// Stats returns the figures of the latest step.
+// Stats returns the counters and the state as of the latest step.
 func (m *Member) Stats() shared.Stats {
 	s := *m.facts.Load()
 	m.Tell(&s)

@@ -12,7 +12,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Temp returns the name of a temporary: the one next to its target. No other host sees it.
+// Temp returns the name of a temporary, which is that of its target: a temporary is not visible to other hosts.
 func (m *Member) Temp(name string, credit shared.Credit) (string, error) {
 	if credit.Bytes() == 0 {
 		return "", fmt.Errorf("%w: %s", shared.ErrCredit, name)
@@ -23,9 +23,9 @@ func (m *Member) Temp(name string, credit shared.Credit) (string, error) {
 	return name, nil
 }
 
-// Publish makes a temporary the object of its target name, or fails with fs.ErrExist. The spent credit is corrected from the reserved
-// bytes to r.Bytes. When it is unknown whether the object was made the error is ErrDoubt; the credit belongs to the member then, which
-// finds out.
+// Publish stores a temporary as the object target. It fails with fs.ErrExist if the object exists. The credit is spent; it is
+// corrected from the reserved bytes to r.Bytes. If it is unknown whether the object was stored, the error is ErrDoubt, and the
+// member keeps the credit until it has found out.
 func (m *Member) Publish(temp, target string, r shared.Record, credit *shared.Credit) error {
 	if credit.Bytes() == 0 {
 		return fmt.Errorf("%w: %s", shared.ErrCredit, target)
@@ -39,10 +39,10 @@ func (m *Member) Publish(temp, target string, r shared.Record, credit *shared.Cr
 	}
 	if err = m.cfg.FS.RenameNoReplace(temp, target); err != nil && !errors.Is(err, unix.EAGAIN) {
 		d := doubt{target: target, info: info, record: r, credit: *credit, since: m.cfg.Now()}
-		there, look := d.look(m) // also where the name is taken: by an earlier attempt, perhaps
+		there, look := d.look(m) // An earlier attempt may have taken the name.
 		switch {
 		case there:
-			_ = m.cfg.FS.Remove(temp) // its buffers
+			_ = m.cfg.FS.Remove(temp) // frees its buffers
 			err = nil
 		case look != nil || !errors.Is(err, fs.ErrExist):
 			m.mu.Lock()
@@ -61,7 +61,7 @@ func (m *Member) Publish(temp, target string, r shared.Record, credit *shared.Cr
 	return nil
 }
 
-// doubt is a publication that may have happened, or may happen yet.
+// doubt is a publication that may have taken effect, or may still.
 type doubt struct {
 	target string
 	info   staging.Info
@@ -71,7 +71,7 @@ type doubt struct {
 	there  bool
 }
 
-// look says whether the object is there that was to be made.
+// look reports whether the published object exists.
 func (d *doubt) look(m *Member) (there bool, err error) {
 	info, err := m.cfg.FS.Stat(d.target)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -80,8 +80,8 @@ func (d *doubt) look(m *Member) (there bool, err error) {
 	return err == nil && info.Same(d.info), err
 }
 
-// settleDoubts looks what became of publications in doubt. One that has not appeared by the time in which requests land is taken for
-// one that was not made; what appears later an audit finds.
+// settleDoubts checks the publications in doubt. If the object has not appeared within landing, the publication counts as
+// failed; an audit finds it if it appears later.
 func (m *Member) settleDoubts(now time.Duration) {
 	m.mu.Lock()
 	list := m.doubts
@@ -95,7 +95,7 @@ func (m *Member) settleDoubts(now time.Duration) {
 		}
 		switch {
 		case d.there && !m.back.Learn(&d.record), err != nil, !d.there && now-d.since <= m.cfg.landing():
-			left = append(left, d) // its put has not ended, or nothing is known yet
+			left = append(left, d) // The put has not ended, or its outcome is still unknown.
 		case !d.there || !m.Published(d.record, d.credit, &m.Credits):
 			m.Give(d.credit)
 		}

@@ -14,42 +14,42 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// maxBatch bounds the victims of one batch.
+// maxBatch is the maximum number of victims in a batch.
 const maxBatch = 1024
 
-// term is the evictor's work, on the member that was elected.
+// term is the state and the work of the elected evictor.
 type term struct {
 	m       *Member
 	number  uint64
-	next    office // what the object is to be
+	next    office // content of the evictor's object at the next write
 	wroteAt time.Duration
-	last    uint64 // number of the batch made last
+	last    uint64 // number of the last batch made
 	members map[string]*gone
 	batches map[uint64]*proposal
-	cleaned bool   // of what no member and no term has
-	ticket  uint64 // of this host's scan when the term began
-	knows   bool   // all is in the account that was stored before the term began
+	cleaned bool   // set once leftovers of earlier terms are removed
+	ticket  uint64 // ticket of this host's scan when the term began
+	knows   bool   // set once everything that was stored before the term began is counted
 	outside int64
 
 	counted          bool
 	removed, givenUp uint64
 }
 
-// gone is a member whose log has ended.
+// gone is a member that has left or was declared dead.
 type gone struct {
-	since time.Duration // when its log was seen to have ended
-	swept bool          // all that it has stored is accounted for
+	since time.Duration // when the end of its log was recorded
+	swept bool          // set once all objects that it stored are counted
 }
 
-// proposal is an undecided batch.
+// proposal is a batch that is being decided.
 type proposal struct {
 	victims []shared.Victim
-	done    int // victims that were removed, or spared
+	done    int // number of victims removed or spared so far
 	spared  map[int]bool
 }
 
-// campaign makes this host the evictor when there is no live one. Hosts that know all pieces go first: they can grant credit without
-// a scan.
+// campaign makes this host the evictor if there is no live one. Hosts that have scanned the bucket take precedence, since they
+// can grant credit without a scan.
 func (m *Member) campaign(now time.Duration) error {
 	next := office{}
 	if o := m.office; o != nil {
@@ -73,7 +73,7 @@ func (m *Member) campaign(now time.Duration) error {
 	}
 	version, err := m.cfg.Objects.Put("evictor", b, m.version)
 	if errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) {
-		return nil // another host was first
+		return nil // another host was elected
 	} else if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (m *Member) campaign(now time.Duration) error {
 	return nil
 }
 
-// begin begins this host's term, by the object that says so.
+// begin starts this host's term as the evictor's object describes it.
 func (m *Member) begin() {
 	o := m.office
 	m.log.Info("elected evictor of the shared bucket", "term", o.Term)
@@ -96,7 +96,7 @@ func (m *Member) begin() {
 	m.Wake()
 }
 
-// clone is a copy that can be changed.
+// clone returns a deep copy.
 func (o *office) clone() office {
 	c := *o
 	c.Seats, c.Batches = map[string]*seat{}, map[uint64]*ballot{}
@@ -111,7 +111,8 @@ func (o *office) clone() office {
 	return c
 }
 
-// step makes one round of the evictor's work. What it does to others holds once the office is written, in the end.
+// step makes one round of the evictor's work. Changes of seats and batches take effect when the evictor's object is written at
+// the end.
 func (t *term) step(now time.Duration) error {
 	var failed []error
 	failed = append(failed, t.clean(), t.admit(now), t.removeGone(now), t.sweep())
@@ -122,10 +123,10 @@ func (t *term) step(now time.Duration) error {
 	return errors.Join(failed...)
 }
 
-// holds says that no other host can have the next term yet.
+// holds reports whether no other host can have been elected yet.
 func (t *term) holds() bool { return t.m.cfg.Now()-t.wroteAt < t.m.cfg.Lapse/2 && t.m.Fresh() }
 
-// admit gives seats to who has joined, and ends the logs of who is silent or has gone.
+// admit gives seats to members that have joined, and records the end of the log of members that are silent or gone.
 func (t *term) admit(now time.Duration) error {
 	m := t.m
 	for name, p := range m.peers {
@@ -138,7 +139,7 @@ func (t *term) admit(now time.Duration) error {
 		if name == m.name || s.End > 0 {
 			continue
 		}
-		if p == nil { // it joined and went before this host could see it
+		if p == nil { // The member joined and left before this host saw it.
 			p = &peer{next: 1}
 			m.peers[name] = p
 		}
@@ -156,7 +157,7 @@ func (t *term) admit(now time.Duration) error {
 	return nil
 }
 
-// endLog finds where the log of a member ends that is gone. What it may write after that is read by no host.
+// endLog records where the log of a member that is gone ends. No host reads what the member logs after that.
 func (t *term) endLog(name string, s *seat, now time.Duration) error {
 	m := t.m
 	list, err := m.cfg.Objects.List("log/" + name)
@@ -178,7 +179,7 @@ func (t *term) endLog(name string, s *seat, now time.Duration) error {
 	return err
 }
 
-// leftCleanly says that a number in a member's log is its own end.
+// leftCleanly reports whether log object n of the member is the end mark.
 func (t *term) leftCleanly(name string, n uint64) (bool, error) {
 	b, _, err := t.m.cfg.Objects.Get(logName(name, n), "")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -187,14 +188,14 @@ func (t *term) leftCleanly(name string, n uint64) (bool, error) {
 	return bytes.Equal(b, end), err
 }
 
-// over says that others can read that a member is gone.
+// over reports whether the evictor's object, as the others can read it, says that the member is gone.
 func (t *term) over(name string) bool {
 	s := t.m.office.Seats[name]
 	return s != nil && s.End > 0
 }
 
-// removeGone ends the parts of members that are gone: their objects go, an audit finds what they have stored, and when all others have
-// read their logs they are forgotten.
+// removeGone removes the objects of members that are gone. Once an audit has counted what such a member stored, it proposes a
+// batch that forgets the member.
 func (t *term) removeGone(now time.Duration) error {
 	m := t.m
 	for _, name := range slices.Sorted(maps.Keys(t.next.Seats)) {
@@ -207,7 +208,7 @@ func (t *term) removeGone(now time.Duration) error {
 			}
 		}
 		g := t.members[name]
-		if g == nil { // an earlier evictor has ended its log
+		if g == nil { // An earlier evictor recorded the end of the log.
 			clean, err := t.leftCleanly(name, t.next.Seats[name].End)
 			if err != nil {
 				return err
@@ -227,7 +228,8 @@ func (t *term) removeGone(now time.Duration) error {
 	return nil
 }
 
-// clean removes batches that earlier evictors could not write down, and logs that members wrote after they were forgotten.
+// clean removes batches that earlier evictors stored but did not enter in the evictor's object, and logs that members wrote
+// after they were forgotten.
 func (t *term) clean() error {
 	if t.cleaned {
 		return nil
@@ -238,7 +240,7 @@ func (t *term) clean() error {
 	}
 	for text := range batches {
 		if n, err := strconv.ParseUint(text, 10, 64); err != nil || t.next.Batches[n] != nil {
-			continue // others may have it
+			continue // It may be a batch that others know.
 		}
 		if err := t.m.cfg.Objects.Remove("batch/" + text); err != nil {
 			return err
@@ -249,7 +251,7 @@ func (t *term) clean() error {
 		return err
 	}
 	for name := range logs {
-		if t.next.Seats[name] == nil { // who has none does not log
+		if t.next.Seats[name] == nil { // A member without a seat does not log.
 			if err := t.forget(name); err != nil {
 				return err
 			}
@@ -259,7 +261,7 @@ func (t *term) clean() error {
 	return nil
 }
 
-// forget removes what is left of a member, when every other has read its log.
+// forget removes the log and the seat of a member. All others must have read its log.
 func (t *term) forget(name string) error {
 	list, err := t.m.cfg.Objects.List("log/" + name)
 	if err != nil {
@@ -275,7 +277,7 @@ func (t *term) forget(name string) error {
 	return nil
 }
 
-// acks are the vetoes of members that are counted on. all is false unless each has acknowledged the batch; any says that one has.
+// acks returns the vetoes of all live members. all is set if each of them has acknowledged the batch, any if at least one has.
 func (t *term) acks(n uint64) (vetoes map[int]bool, all, any bool) {
 	vetoes, all = map[int]bool{}, true
 	for name := range t.next.Seats {
@@ -298,13 +300,13 @@ func (t *term) acks(n uint64) (vetoes map[int]bool, all, any bool) {
 	return vetoes, all, any
 }
 
-// decideAll decides the batches that every member has acknowledged, and ends those that every member has applied.
+// decideAll decides the batches that every member has acknowledged, and removes the batches that every member has applied.
 func (t *term) decideAll() error {
 	for _, n := range slices.Sorted(maps.Keys(t.next.Batches)) {
 		b := t.next.Batches[n]
 		known := t.m.office.Batches[n]
 		if known == nil {
-			continue // the others do not see it yet
+			continue // The others do not see it yet.
 		}
 		vetoes, all, any := t.acks(n)
 		_, mine := t.m.Batches[n]
@@ -320,7 +322,7 @@ func (t *term) decideAll() error {
 				return err
 			}
 			delete(t.next.Batches, n)
-		case !b.Decided && t.m.unread[n] > mostBad: // what was removed of it is unknown: every member looks
+		case !b.Decided && t.m.unread[n] > mostBad: // It is unknown which victims an earlier evictor removed. So all count as spared, and every member checks them.
 			b.Decided, b.All = true, true
 		case !b.Decided && all && b.Forget != "":
 			b.Decided = true
@@ -333,11 +335,11 @@ func (t *term) decideAll() error {
 	return nil
 }
 
-// removals is how many victims are removed between two looks at the clock.
+// removals is the number of victims removed between two checks of the clock.
 const removals = 64
 
-// judge removes a batch's victims, except the spared ones. It goes on at the next step when that takes long: there is a heartbeat to
-// keep up.
+// judge removes the victims of a batch except the spared ones. If that takes too long it returns with over unset and continues
+// at the next step, so that heartbeats are not delayed.
 func (t *term) judge(n uint64, b *ballot, vetoes map[int]bool) (over bool, err error) {
 	m := t.m
 	p := t.batches[n]
@@ -387,8 +389,8 @@ func (t *term) remove(paths []string) error {
 	return errors.Join(errs...)
 }
 
-// balance grants credit and proposes victims when there is too little. A term begins with an audit, or a scan: what other hosts have found
-// when they joined, of members that are gone, no log tells.
+// balance grants credit, and proposes victims if there is too little room. It does neither in a term before an audit or a scan
+// has ended: entries of dead members that other hosts found in their scans are in no log.
 func (t *term) balance() error {
 	m := t.m
 	t.outside = 0
@@ -408,15 +410,15 @@ func (t *term) balance() error {
 		if s.End == 0 {
 			t.outside += told.Held
 			live = append(live, name)
-			if told.Granted == s.Granted { // else it has not seen its last grant
+			if told.Granted == s.Granted { // otherwise the member has not seen its last grant
 				short[name] = told.Short()
 			}
 		}
 	}
 	if t.knows = t.knows || m.active() && m.Ticket() != t.ticket; !t.knows || !m.active() {
-		return nil // the root is not fully known yet
+		return nil // not all entries are known yet
 	}
-	// The smallest wishes come first, so that what they leave is shared among the larger ones.
+	// The smallest wishes are served first; the rest is shared among the larger ones.
 	slices.SortFunc(live, func(a, b string) int { return cmp.Or(cmp.Compare(short[a], short[b]), cmp.Compare(a, b)) })
 	shorts := make([]int64, len(live))
 	for i, name := range live {
@@ -431,16 +433,16 @@ func (t *term) balance() error {
 	return t.evict(used + t.outside + unmet)
 }
 
-// evict proposes damaged entries, and victims when there is too little room.
+// evict proposes damaged entries, and further victims if level exceeds the capacity.
 func (t *term) evict(level int64) error {
 	m := t.m
-	proposed := map[shared.ID]bool{} // a victim in two batches would be granted again when the first spares it, and removed by the second
+	proposed := map[shared.ID]bool{} // A victim must not be in two batches: if the first spared it, it could be leased again and then be removed by the second.
 	for n, b := range t.next.Batches {
 		if _, mine := m.Batches[n]; b.Forget != "" || b.Decided && !mine {
 			continue
 		}
 		victims := m.Batches[n]
-		if victims == nil { // acknowledged at the next step
+		if victims == nil { // It is acknowledged at the next step.
 			return nil
 		}
 		for i := range victims {
@@ -460,8 +462,8 @@ func (t *term) evict(level int64) error {
 	return nil
 }
 
-// write writes the office when it has something to tell, or has told nothing for a while. Once that fails because another host has
-// written it, this one is not the evictor any more.
+// write writes the evictor's object if it has changed, or if the last write is a quarter of Lapse old. If another host has
+// written it, this host stops being the evictor.
 func (t *term) write() error {
 	m := t.m
 	at := m.cfg.Now()
@@ -495,7 +497,7 @@ func (t *term) write() error {
 	return nil
 }
 
-// leave writes that there is no evictor. Who leaves alone takes its seat along.
+// leave writes that there is no evictor. The last member to leave also removes its own seat and log.
 func (t *term) leave() error {
 	m := t.m
 	t.next.Owner = ""
@@ -511,17 +513,17 @@ func (t *term) leave() error {
 	return t.write()
 }
 
-// audit is a list of the whole bucket, in the background.
+// audit is a background list of the whole bucket.
 type audit struct {
-	ticket uint64 // of the one that is under way, or due; 0: none
+	ticket uint64 // ticket of the audit that is due or under way; else 0
 	began  time.Duration
 	over   bool
 	strays []Stray
-	last   time.Duration        // when the last one ended
-	judged map[string]time.Time // strays, by path, with their times: those that stay unknown are not read again in this term
+	last   time.Duration        // when the last audit ended
+	judged map[string]time.Time // modification times of the strays already judged in this term, by path; unchanged ones are not read again
 }
 
-// Stray is an object of the bucket that the store does not know.
+// Stray is an object of the bucket that is not in the store's index.
 type Stray struct {
 	Path string
 	Info staging.Info
@@ -537,7 +539,8 @@ func (m *Member) Audit() uint64 {
 	return m.audit.ticket
 }
 
-// Audited reports what a list of the whole bucket has found, which began after Audit returned the ticket.
+// Audited reports the strays that a list of the whole bucket has found. The list must have begun after Audit returned the
+// ticket.
 func (m *Member) Audited(ticket uint64, strays []Stray) {
 	m.mu.Lock()
 	if a := &m.audit; a.ticket == ticket {
@@ -555,11 +558,11 @@ func (m *Member) Audited(ticket uint64, strays []Stray) {
 	m.Wake()
 }
 
-// mostStrays is how many strays are read in one step.
+// mostStrays is the maximum number of strays read in one step.
 const mostStrays = 64
 
-// sweep begins audits, reads what they have found, and tells the others. The credit of members that had gone for long enough when an
-// audit began is free when all of that is logged.
+// sweep starts audits, and reads and logs the strays that they find. It then releases the credit of the members that were gone
+// long enough before the audit began.
 func (t *term) sweep() error {
 	m := t.m
 	now := m.cfg.Now()
@@ -583,7 +586,7 @@ func (t *term) sweep() error {
 	part := a.strays[:min(mostStrays, len(a.strays))]
 	m.mu.Unlock()
 	for i := range part {
-		// No object is removed at the same time: this host is the one that does that.
+		// No object is removed at the same time: only this host removes objects.
 		r, err := m.back.Identify(part[i].Path, part[i].Info)
 		switch {
 		case err == nil:
@@ -592,7 +595,7 @@ func (t *term) sweep() error {
 			m.Relay(r)
 			m.log.Warn("an object was in no account; it is now", "object", part[i].Path)
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, shared.ErrDamaged):
-			return err // again, all of them
+			return err // all strays of this part are read again
 		}
 	}
 	m.mu.Lock()
@@ -602,12 +605,12 @@ func (t *term) sweep() error {
 	}
 	if a.strays = a.strays[len(part):]; len(part) > 0 {
 		m.Wake()
-		return nil // they are logged at the next step
+		return nil // the records are logged at the next step
 	}
 	for _, g := range t.members {
 		g.swept = g.swept || a.began-g.since > m.cfg.landing()
 	}
 	*a, t.knows = audit{last: now, judged: a.judged}, true
-	t.cleaned = false // once more
+	t.cleaned = false // clean up again
 	return nil
 }
