@@ -113,7 +113,9 @@ fuse-histories $(GO) test -timeout 0 ./host/internal/testkit/storetest -run Test
 fuse $(GO) test -timeout 0 ./host/command -run TestRootOnFUSE -fuse.time $(TORTURE)
 model $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel -model.time $(TORTURE)
 model-bucket $(GO) test -timeout 0 ./host/internal/store/shared/bucket -run 'TestModel$$' -model.seeds 400
-kills $(GO) test -timeout 0 -run TestKillRounds ./host/command -kill.rounds $(KILLS)
+kills $(GO) test -timeout 0 -run 'TestKillRounds$$' ./host/command -kill.rounds $(KILLS)
+kills-of-sizes $(GO) test -timeout 0 -run TestKillRoundsOfSizes ./host/command -kill.rounds $(KILLS)
+sizes $(GO) test -timeout 0 -run TestSizesHistories ./host/internal/server -sizes.time $(TORTURE)
 hostile $(GO) test -timeout 0 ./host -run TestHostilePolicies -hostile.all
 image $(GO) test ./examples/deploy -run 'TestImage$$' -image
 clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/internal/server -run TestHostileClients -hostile.time $(TORTURE)
@@ -126,7 +128,7 @@ hosts-faults $(GO) test -timeout 0 ./host/command -run TestHostsFaults -hosts.ap
 endef
 export TORTURE_PARTS
 
-torture: ## histories, power losses and the model of shared roots for TORTURE each (10m), kill -9 for KILLS rounds (500), hostile modules and clients, peers and object stores that lie, hosts with both and with misfortunes and attackers, the container image, eight hosts that lend each other; ends in counts
+torture: ## histories, power losses and the model of shared roots for TORTURE each (10m), also of engines of three sizes, kill -9 for KILLS rounds (500), hostile modules and clients, peers and object stores that lie, hosts with both and with misfortunes and attackers, the container image, eight hosts that lend each other; ends in counts
 	@echo "$$TORTURE_PARTS" | .ci/torture
 
 fuzz: ## every fuzz target for FUZZ (1m); what fails is kept in testdata/fuzz

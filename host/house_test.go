@@ -43,7 +43,7 @@ var rows = [][]string{
 	{"host/internal/budget", "host/internal/testkit/peerdouble"},
 	{"host/internal/peers"},
 	{"host/internal/server", "host/client"},
-	{"host/internal/drive"},
+	{"host/internal/drive", "host/internal/testkit/sizestest"},
 	{"host/internal/config", "host/internal/replay"},
 	{"host/internal/doctor"},
 	{"host/internal/devices", "host/internal/observe", "host/internal/policyset", "host/internal/sim"},
@@ -55,7 +55,7 @@ var rows = [][]string{
 
 // testsOfTheWhole are packages whose tests run a host, which is below them in the layout.
 var testsOfTheWhole = map[string][]string{"host": {"host/internal/testkit/hosttest"}, "host/internal/replay": {"host/internal/testkit/hosttest"},
-	"host/client": {"host", "host/internal/config"}}
+	"host/client": {"host", "host/internal/config"}, "host/internal/server": {"host/internal/testkit/sizestest"}}
 
 // harness is what no package but of tests imports. Only testkit is below host/internal: Go lets tests of abi, plugins, gds and
 // staging import nothing there.

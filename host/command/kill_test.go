@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"math/bits"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -206,16 +207,19 @@ type kill struct {
 	place             string // empty: the built-in one
 	after             int64  // pieces that the host published before it is killed
 	sessions          int
+	more              []string // arguments
 }
 
 // start starts a host, which finds everything that the last one left, and returns how much that is.
 func (k *kill) start() (address string, held int64, stop func(os.Signal) int) {
-	args := []string{
-		"--policy", k.evict, "--http-listen", anyPort, "--root", "kvhost-data=3MiB", "--store-durability", k.durability,
+	args := append([]string{
+		"--http-listen", anyPort, "--root", "kvhost-data=3MiB", "--store-durability", k.durability,
 		"--policy-cache", filepath.Join(k.dir, "cache"),
-	}
-	if k.place != "" {
-		args = append(args, "--policy", k.place)
+	}, k.more...)
+	for _, policy := range []string{k.evict, k.place} {
+		if policy != "" {
+			args = append(args, "--policy", policy)
+		}
 	}
 	_, logged, end := startHost(k.T, k.dir, args...)
 	address = httpAddress(k.T, logged)
@@ -306,8 +310,7 @@ func headerOf(name string) (h pieceformat.Header, ok bool) {
 	return h, err == nil
 }
 
-// disk adds up the blocks of pieces and quarantine. An entry with one of its two pieces reserves the bytes of the
-// other.
+// disk adds up the blocks of pieces and quarantine. An entry reserves the bytes of the pieces that it lacks.
 func (k *kill) disk(root string) (held int64, temporaries []string) {
 	lacking := map[kv.Key]int64{}
 	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
@@ -330,11 +333,10 @@ func (k *kill) disk(root string) (held int64, temporaries []string) {
 			size := (st.Blocks*512 + 4095) &^ 4095
 			held += size
 			if h, ok := headerOf(name); ok && !own {
-				if lacking[h.Key] == 0 {
-					lacking[h.Key] = size
-				} else {
-					delete(lacking, h.Key)
+				if _, more := lacking[h.Key]; !more {
+					lacking[h.Key] = size * int64(bits.OnesCount64(h.Pieces))
 				}
+				lacking[h.Key] -= size
 			}
 		}
 		return nil

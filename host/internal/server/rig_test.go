@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -52,6 +54,7 @@ type rig struct {
 	server *Server
 	served chan error
 	stop   context.CancelFunc
+	end    func() // of the host, in order
 }
 
 func newRig(t testing.TB, change func(*Config, *store.Config)) *rig {
@@ -75,9 +78,7 @@ func newRig(t testing.TB, change func(*Config, *store.Config)) *rig {
 	cfg.Store, cfg.Engine, cfg.Levels = r.store, r.engine, len(r.store.Stats().Levels)
 	r.server = New(cfg)
 	r.serve()
-	t.Cleanup(func() {
-		r.faults.Release()
-		r.faults.Set()
+	r.end = sync.OnceFunc(func() {
 		r.stop()
 		if err := <-r.served; err != nil {
 			t.Errorf("Serve: %v", err)
@@ -85,7 +86,18 @@ func newRig(t testing.TB, change func(*Config, *store.Config)) *rig {
 		r.engine.Close()
 		r.store.Close()
 	})
+	t.Cleanup(func() {
+		r.faults.Release()
+		r.faults.Set()
+		r.end()
+	})
 	return r
+}
+
+// kill ends the host at once: nothing that it does from now on reaches its files.
+func (r *rig) kill() {
+	r.faults.Set(faultfs.Rule{Op: staging.OpAny, Path: "**", Fault: faultfs.Fault{Errno: syscall.EACCES}})
+	r.end()
 }
 
 func (r *rig) serve() {
