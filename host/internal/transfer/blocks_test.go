@@ -1,10 +1,12 @@
 package transfer
 
 import (
+	"bytes"
 	"errors"
 	"slices"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
@@ -28,6 +30,51 @@ func TestLayerwiseBlocksAreCheckedFirst(t *testing.T) {
 	for i, wrong := range []bool{false, true, true} {
 		if err := l.chunks[i].err; errors.Is(err, ErrBlocks) != wrong {
 			t.Errorf("chunk %d: %v", i, err)
+		}
+	}
+}
+
+// Pages of a block that lie apart, or side by side, are gathered and scattered whole, where extents end within them too, and nothing around
+// them is touched; no copy allocates.
+func TestPagesOfABlockLieApart(t *testing.T) {
+	const page, pages, chunkBlocks, blocks = 1000, 16, 8, 11 // 128,000 bytes of a plane: two extents, which end within a page
+	geo := kv.Uniform(chunkBlocks*pages, 1, 2, page)
+	plan, err := kv.NewPlan(geo, []kv.Segment{
+		{Plane: 1, Blocks: geo.Blocks, PageLen: page}, {Plane: 0, Block: 3, Blocks: geo.Blocks - 3, PageLen: 600},
+		{Plane: 0, Blocks: 3, PageLen: page}, {Plane: 0, Block: 3, Blocks: geo.Blocks - 3, PageOff: 600, PageLen: 400},
+	})
+	testenv.OK(t, err)
+	for _, stride := range []int64{page, page + 24, 3 * page} {
+		grid := Grid{Offset: 8, Stride: (pages-1)*stride + page + 40, Blocks: blocks, Pages: pages, PageStride: stride}
+		size := 8 + blocks*grid.Stride
+		planes := [2][]byte{make([]byte, size), make([]byte, size)}
+		testenv.Fill(planes[0], 1)
+		testenv.Fill(planes[1], 2)
+		m, err := NewHostMemory(geo, []HostRegion{{planes[0], grid}, {planes[1], grid}})
+		testenv.OK(t, err)
+		ids := []uint32{7, 0, 3, abi.None, 10, 1, 9, 2}
+		want := make([]byte, plan.PayloadBytes())
+		before := [2][]byte{slices.Clone(planes[0]), slices.Clone(planes[1])}
+		for c := plan.Spans(0, len(plan.Extents()), 1); c.Next(); {
+			if id := ids[c.Span.Block/pages]; id != abi.None {
+				at := grid.Offset + int64(id)*grid.Stride + int64(c.Span.Block%pages)*stride + int64(c.Span.PageOff)
+				copy(want[c.Span.Off:][:c.Span.Len], planes[c.Span.Plane][at:])
+				clear(before[c.Span.Plane][at:][:c.Span.Len])
+			}
+		}
+		got := make([]byte, len(want))
+		r := ExtentRange{Plan: plan, Hi: len(plan.Extents()), Blocks: ids, Table: make([]uint64, len(plan.Extents()))}
+		testenv.OK(t, m.Gather(r, got))
+		if !bytes.Equal(got, want) {
+			t.Errorf("stride %d: other bytes are gathered than the pages hold", stride)
+		}
+		kv.SumExtents(plan, 0, r.Hi, make([]byte, len(want)), 0, r.Table)
+		testenv.OK(t, m.Scatter(r, make([]byte, len(want))))
+		if !bytes.Equal(planes[0], before[0]) || !bytes.Equal(planes[1], before[1]) {
+			t.Errorf("stride %d: zeros are not where the pages are, or elsewhere too", stride)
+		}
+		if n := testing.AllocsPerRun(10, func() { m.gather(&r, got) }); n != 0 {
+			t.Errorf("stride %d: a gather allocates %v times", stride, n)
 		}
 	}
 }

@@ -175,13 +175,28 @@ func NewHostMemory(g kv.Geometry, regions []HostRegion) (*HostMemory, error) {
 	return m, err
 }
 
-// bytes returns the memory of a span; nil if its block is not to be copied.
-func (m *HostMemory) bytes(r *ExtentRange, span *kv.Span) []byte {
+// move copies a span of a block's pages to buf, or from it. Pages that are not side by side are copied one by one here, because to
+// find each costs as much as to copy 256 bytes.
+func (m *HostMemory) move(r *ExtentRange, span *kv.Span, buf []byte, gather bool) {
 	region, at, wanted := m.find(r, span)
 	if !wanted {
-		return nil
+		return
 	}
-	return m.data[region][at : at+int64(span.Len)]
+	data, buf := m.data[region], buf[:span.Len]
+	page, next := int(m.geometry.Planes[span.Plane].PageBytes), int(m.grids[region].PageStride)
+	first, in := int(span.PageOff)/page, int(span.PageOff)%page
+	n := page - in
+	if n >= len(buf) || next == page {
+		n = len(buf)
+	}
+	for at := int(at) + first*(next-page); len(buf) > 0; n = min(page, len(buf)) {
+		if pages := data[at:][:n]; gather {
+			copy(buf, pages)
+		} else {
+			copy(pages, buf)
+		}
+		at, in, buf = at+next-in, 0, buf[n:]
+	}
 }
 
 // Gather works extent by extent, so that the checksum reads bytes that the copy has just brought into the cache.
@@ -191,8 +206,8 @@ func (m *HostMemory) Gather(r ExtentRange, dst []byte) error {
 
 func (m *HostMemory) gather(r *ExtentRange, dst []byte) error {
 	for x := r.Lo; x < r.Hi; x++ {
-		for c := m.spans(r, x, x+1); c.Next(); {
-			copy(dst[c.Span.Off-r.Base:], m.bytes(r, &c.Span))
+		for c := r.Plan.Spans(x, x+1, m.pages); c.Next(); {
+			m.move(r, &c.Span, dst[c.Span.Off-r.Base:], true)
 		}
 		kv.SumExtents(r.Plan, x, x+1, dst, r.Base, r.Table)
 	}
@@ -209,8 +224,8 @@ func (m *HostMemory) scatter(r *ExtentRange, src []byte) error {
 		if err := kv.VerifyExtents(r.Plan, x, x+1, src, r.Base, r.Table); err != nil {
 			return err
 		}
-		for c := m.spans(r, x, x+1); c.Next(); {
-			copy(m.bytes(r, &c.Span), src[c.Span.Off-r.Base:])
+		for c := r.Plan.Spans(x, x+1, m.pages); c.Next(); {
+			m.move(r, &c.Span, src[c.Span.Off-r.Base:], false)
 		}
 	}
 	return nil
