@@ -12,24 +12,26 @@ from kvhost.arena import seal
 _PAGE = os.sysconf("SC_PAGESIZE")
 _COPY = 64 << 20
 _M_MMAP_THRESHOLD, _MMAP_THRESHOLD_MAX = -3, 32 << 20
-_IS_MMAPPED = 2  # in the size before an allocation: it has pages of its own
-_MOST_TAKEN = 1 << 16  # allocations: 4 GiB
+_IS_MMAPPED = 2  # bit in the size before an allocation that has pages of its own
+_MOST_TAKEN = 1 << 16  # most allocations that are taken: 4 GiB
 
-#: Allocations of this size or more have pages of their own under :func:`separate_allocations`.
+#: The least size in bytes of allocations with pages of their own under :func:`separate_allocations`.
 SEPARATE_BYTES = 64 << 10
 
 _PROT_READ, _PROT_WRITE, _MAP_SHARED, _MAP_FIXED = 1, 2, 1, 0x10
 
 
 class AdoptedMemory:
-    """Spans of this process' memory, backed by one sealed memfd. Their addresses and contents stay.
+    """Spans of this process's memory, backed by one sealed memfd. Their addresses and contents stay.
 
-    The pages under the spans are replaced by a shared mapping of the memfd. A write to them by another thread at that time
-    is lost, so nothing else may lie on these pages: see :func:`separate_allocations`. The mapping outlives this object.
-    Spans that were adopted before, for another host, stay in their memfd: the host that has mapped it would see no change."""
+    The pages under the spans are replaced by a shared mapping of the memfd. A write to them by another thread during
+    that time is lost, so no other allocation may be on these pages: see :func:`separate_allocations`. The mapping
+    outlives this object. Spans that were adopted before, for another host, stay in their memfd, which that host has
+    mapped."""
 
     def __init__(self, spans: Iterable[tuple[int, int]], again: bool = False) -> None:
-        """``spans`` are (address, bytes). ``again``: also where they are in a memfd, which keeps what it holds."""
+        """``spans`` are (address, bytes). With ``again`` spans that are in a memfd are adopted again; the old memfd
+        keeps its content."""
         self._runs: list[tuple[int, int, int]] = []  # (first address, end, offset in the memfd)
         runs = _page_runs(spans)
         self.size = sum(end - start for start, end in runs)
@@ -54,7 +56,8 @@ class AdoptedMemory:
         _adopted.add(self)
 
     def _mapped(self) -> bool:
-        """Whether the memfd is what is under the spans. It is not after they were freed, and their addresses given away."""
+        """Whether the memfd is still mapped at the spans. It is not after they were freed and their addresses
+        reused."""
         inode, left = os.fstat(self.fd).st_ino, {(start, offset): end for start, end, offset in self._runs}
         with open("/proc/self/maps") as maps:
             for line in maps:
@@ -63,7 +66,7 @@ class AdoptedMemory:
                     continue
                 start, end = (int(x, 16) for x in where.split("-"))
                 at = int(offset, 16)
-                for (first, place), last in [*left.items()]:  # the kernel shows neighbours as one
+                for (first, place), last in [*left.items()]:  # the kernel shows adjacent mappings as one
                     if start <= first and last <= end and first - start == place - at:
                         del left[first, place]
         return not left
@@ -82,7 +85,7 @@ class AdoptedMemory:
             raise OSError(C.get_errno(), f"mmap of {end - start} bytes at {start:#x}")
 
     def offset(self, address: int) -> int:
-        """Where an address of the spans is in the memfd."""
+        """Returns the offset in the memfd of an address of the spans."""
         for start, end, offset in self._runs:
             if start <= address < end:
                 return offset + address - start
@@ -96,16 +99,16 @@ class AdoptedMemory:
 
 
 def separate_allocations(on: bool) -> None:
-    """Makes malloc of glibc give large allocations of the calling thread pages of their own from now on, or back to the
-    heap's. ``on`` costs a system call for each allocation of :data:`SEPARATE_BYTES` or more. Other allocators do so
-    anyway, as a rule."""
+    """With ``on``, makes glibc's malloc give large allocations of the calling thread pages of their own; otherwise
+    ends that. ``on`` costs a system call for each allocation of :data:`SEPARATE_BYTES` or more. Most other
+    allocators separate large allocations anyway."""
     libc = _glibc()
     if libc is None:
         return
     libc.mallopt(_M_MMAP_THRESHOLD, SEPARATE_BYTES if on else _MMAP_THRESHOLD_MAX)
     while _taken:
         libc.free(_taken.pop())
-    while on and len(_taken) < _MOST_TAKEN:  # malloc looks for free space in the heap first: leave it none
+    while on and len(_taken) < _MOST_TAKEN:  # malloc first uses free space of the heap: leave it none
         p = libc.malloc(SEPARATE_BYTES)
         if not p:
             return
@@ -116,7 +119,7 @@ def separate_allocations(on: bool) -> None:
 
 
 def in_heap(address: int) -> bool:
-    """Whether other allocations of glibc may lie on the same page."""
+    """Whether other allocations of glibc may be on the same page."""
     if _glibc() is None:
         return False
     with open("/proc/self/maps") as maps:
@@ -137,7 +140,7 @@ class _DlInfo(C.Structure):
 
 
 def _glibc() -> C.CDLL | None:
-    """The C library, if it is glibc and malloc is its own."""
+    """Returns the C library, if it is glibc and malloc is its own."""
     libc = C.CDLL(None)
     if not hasattr(libc, "mallopt") or not hasattr(libc, "gnu_get_libc_version"):
         return None
@@ -150,7 +153,8 @@ def _glibc() -> C.CDLL | None:
 
 
 def _page_runs(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The pages under the spans, merged where spans share or touch a page: a page can be mapped only once."""
+    """Returns the pages under the spans, merged if spans share or touch a page, since a page can be mapped only
+    once."""
     runs: list[tuple[int, int]] = []
     for start, end in sorted((a // _PAGE * _PAGE, -(-(a + n) // _PAGE) * _PAGE) for a, n in spans if n):
         if runs and start <= runs[-1][1]:

@@ -7,20 +7,20 @@ import fcntl
 import mmap
 import os
 
-# Of Linux; the fcntl module names them only where it was built against recent headers.
+# Constants of Linux, which the fcntl module has only if it was built against recent headers.
 _F_ADD_SEALS = 1033
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
 _ALLOCATE = 64 << 20
 
 
 def seal(fd: int) -> None:
-    """Fixes a memfd's size. Without it, the owner could truncate the memory during a copy."""
+    """Fixes a memfd's size, so that its owner cannot truncate the memory during a copy."""
     fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
 
 
 def allocate(fd: int) -> None:
-    """Makes the pages that a file lacks. They are this process's memory: a host refuses a file without them, because it
-    would be charged for those that it touches first."""
+    """Allocates missing pages of a file, as memory of this process. A host refuses a file with missing pages,
+    because the pages that it touches first would count as its own memory."""
     info = os.fstat(fd)
     if info.st_blocks * 512 < info.st_size:
         for at in range(0, info.st_size, _ALLOCATE):
@@ -30,18 +30,18 @@ def allocate(fd: int) -> None:
 class SharedMemory:
     """POSIX shared memory, or a file in tmpfs or hugetlbfs, that this process has mapped already and does not seal.
 
-    A session that registers it needs ``unsealed_memory=True``. Whoever shrinks the file fails the jobs that touch the
-    lost pages, and harms nothing else."""
+    A session that registers it needs ``unsealed_memory=True``. If the file is shrunk, jobs that touch the lost pages
+    fail, without other harm."""
 
     def __init__(self, fd: int) -> None:
-        """Duplicates the descriptor; the caller keeps its own. What is missing of the file's pages is allocated."""
+        """Duplicates the descriptor; the caller keeps its own. Missing pages of the file are allocated."""
         allocate(fd)
         self.fd = os.dup(fd)
         self.size = os.fstat(fd).st_size
 
     @classmethod
     def named(cls, name: str) -> SharedMemory:
-        """The memory of ``shm_open(name)``."""
+        """Returns the memory of ``shm_open(name)``."""
         fd = os.open("/dev/shm/" + name.lstrip("/"), os.O_RDWR | os.O_CLOEXEC)
         try:
             return cls(fd)
@@ -84,7 +84,7 @@ class Arena:
             self.view.release()
             self._map.close()
         except BufferError:
-            pass  # a slice or an array of it still exists: the memory is freed with the last of them
+            pass  # a slice or an array of the view still exists, and the memory is freed with the last of them
 
     def __repr__(self) -> str:
         return f"Arena({self.size})" if self.fd >= 0 else "<closed Arena>"

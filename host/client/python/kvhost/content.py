@@ -1,7 +1,8 @@
-"""What files of weights hold, so that keys and namespaces depend on it and not on a name or a path.
+"""The content of files of weights, so that keys and namespaces depend on it and not on a name or a path.
 
-An adapter's files are read whole, and a small model's. Of a large one all settings, headers and small tensors are, and some
-rows of the others. None depends on where the files are, so engines on all machines agree."""
+The files of an adapter and of a small model are read whole. Of a large model all settings, headers and small tensors
+are read, and some rows of the others. The result does not depend on the place of the files, so engines on all machines
+agree."""
 
 from __future__ import annotations
 
@@ -24,19 +25,20 @@ from kvhost.wholes import Changing, Unknown, Unread
 __all__ = ["Changing", "Digests", "Unknown", "Unread", "fingerprint", "of_model", "process_start", "version"]
 
 _PIECE = 1 << 20
-_REMEMBERED = 4096  # digests of adapters
-_READ_WHOLE = 512 << 20  # bytes of a model
+_REMEMBERED = 4096  # most remembered digests of adapters
+_READ_WHOLE = 512 << 20  # bytes of a model up to which it is read whole
 _READERS = 4  # threads
 
 _SAFE, _OTHER = (".safetensors",), (".bin", ".pt", ".pth", ".gguf")
 WEIGHTS = (*_SAFE, *_OTHER)
-_SHARD = re.compile(r"-\d{5}-of-(\d{5})")  # of a model in several GGUF files, of which engines name the first
-#: Files beside the weights that decide a model's KV, or what its pictures become; code, too.
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})")  # a file of a model in several GGUF files, of which engines name the first
+#: Files next to the weights that decide a model's KV or the processing of its pictures, and code.
 _SETTINGS = ("config.json", "params.json", "*quant*.json", "*process*.json", "*.py")
 
 
 def version(folder: str) -> bytes:
-    """Changes whenever an adapter's files do. It is made of what stat says of them, and not of their bytes."""
+    """Returns a value that changes whenever an adapter's files do. It is made from the results of stat, not from the
+    bytes."""
     h = hashlib.blake2b(digest_size=16)
     for name in _adapter_files(folder):
         with _readable(folder):
@@ -50,10 +52,10 @@ class Digests:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, bytes] = OrderedDict()  # by version
+        self._known: OrderedDict[bytes, bytes] = OrderedDict()  # digests by version
 
     def of(self, folder: str) -> tuple[bytes, bytes]:
-        """The version of an adapter's files and the digest of their bytes."""
+        """Returns the version of an adapter's files and the digest of their bytes."""
         now = version(folder)
         with self._lock:
             digest = self._known.get(now)
@@ -69,7 +71,7 @@ class Digests:
 
 
 def _adapter_files(folder: str) -> list[str]:
-    """The configuration, and what vLLM and SGLang may read weights from."""
+    """Returns the configuration, and the files that vLLM and SGLang may read weights from."""
     with _readable(folder):
         names = sorted(os.listdir(folder))
     weights = [n for n in names if n.endswith(_SAFE)] or [n for n in names if n.endswith(_OTHER)]
@@ -92,17 +94,18 @@ def _digest(folder: str) -> bytes:
 
 
 def of_model(path: str, revision: str | None = None, wait: float | None = None) -> str:
-    """What the weights of a model are that this process has loaded: its files, or the commit of a repository of the hub.
+    """Returns the identity of the weights that this process has loaded: of a model's files, or the commit of a
+    repository of the hub.
 
-    Files with the samples of others that this machine has seen are read whole, which takes as long as it does, or raises
-    :class:`Unread` after ``wait`` seconds."""
+    Files with the same samples as others that this machine has seen are read whole. Raises :class:`Unread` if that
+    takes longer than ``wait`` seconds."""
     if os.path.exists(path):
         return fingerprint(path, process_start(), wholes.Known(wait))
     try:
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(path, "config.json", revision=revision)
-    except (ImportError, ValueError) as e:  # no name of a repository
+    except (ImportError, ValueError) as e:  # not the name of a repository
         raise Unknown(f"{path}: {e}") from e
     if not isinstance(cached, str):
         raise Unknown(f"{path}: neither files nor a repository in the hub's cache")
@@ -110,10 +113,11 @@ def of_model(path: str, revision: str | None = None, wait: float | None = None) 
 
 
 def fingerprint(path: str, since: float = float("inf"), known: wholes.Known | None = None) -> str:
-    """A model's files in a folder, or one of them: names, sizes, settings, and of every tensor all or some whole rows (see
-    ``tensors.py``). Up to 512 MiB are read whole. With ``known`` other files of the same samples are another model.
+    """Returns a digest of a model's files in a folder, or of one file: names, sizes, settings, and all or some whole
+    rows of every tensor (see ``tensors.py``). Up to 512 MiB are read whole. With ``known`` other files with the same
+    samples have another digest.
 
-    Raises :class:`Changing` where a file changed after ``since``, in seconds of the epoch."""
+    Raises :class:`Changing` if a file changed after ``since``, in seconds of the epoch."""
     files = _model_files(path)
     whole = hashlib.blake2b(b"kvhost weights 2\0", digest_size=16)
     with _readable(path):
@@ -132,7 +136,7 @@ def _sampled(name: str, whole: bool) -> bytes:
         size = os.fstat(file.fileno()).st_size
         h = hashlib.blake2b(struct.pack(">Q", size), digest_size=32)
         if not whole:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # read ahead is read in vain
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # read-ahead would be useless
         for at, n in [(0, size)] if whole or not name.endswith(WEIGHTS) else samples(file.fileno(), size, name):
             h.update(struct.pack(">QQ", at, n))
             for piece in range(at, at + n, _PIECE):
@@ -141,7 +145,7 @@ def _sampled(name: str, whole: bool) -> bytes:
 
 
 def process_start() -> float:
-    """When this process was started, in seconds of the epoch."""
+    """Returns the start time of this process, in seconds of the epoch."""
     with open("/proc/self/stat") as stat:
         ticks = int(stat.read().rpartition(")")[2].split()[19])
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""GPU memory for kvhost, by ctypes on the CUDA driver alone: what the host must know of memory that this process owns."""
+"""GPU memory for kvhost, by ctypes and the CUDA driver alone: handles by which the host maps memory of this process."""
 
 from __future__ import annotations
 
@@ -46,13 +46,14 @@ def device_uuid(ordinal: int = 0) -> str:
 
 
 def synchronize() -> None:
-    """Returns when the context's work so far is done: before a store, and before a load into blocks it still reads."""
+    """Waits for the context's work so far. Call it before a store, and before a load into blocks that the work still
+    reads."""
     _check("cuCtxSynchronize")
 
 
 @dataclass(frozen=True)
 class IpcMemory:
-    """Where an address is: the handle of its whole allocation, and how far into it."""
+    """The place of an address: the handle of its allocation, and the offset in it."""
 
     handle: bytes
     offset: int
@@ -67,14 +68,14 @@ def export_ipc(address: int) -> IpcMemory:
 
 
 class DeviceSemaphores:
-    """64-bit semaphores in device memory: streams wait for them and write them, as the host does."""
+    """64-bit semaphores in device memory, which streams and the host wait for and write."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         address, context, stream = C.c_uint64(), C.c_void_p(), C.c_void_p()
-        _check("cuMemAlloc_v2", C.byref(address), C.c_size_t(max(8 * count, 2 << 20)))  # a whole allocation, for IPC
+        _check("cuMemAlloc_v2", C.byref(address), C.c_size_t(max(8 * count, 2 << 20)))  # an allocation of its own, for IPC
         _check("cuCtxGetCurrent", C.byref(context))
-        _check("cuStreamCreate", C.byref(stream), 1)  # one that waits for no other
+        _check("cuStreamCreate", C.byref(stream), 1)  # a stream that waits for no other
         self.address: int = address.value
         self._context, self._stream = context, stream
         self._lock = threading.Lock()
@@ -93,18 +94,18 @@ class DeviceSemaphores:
         return value.value
 
     def store(self, i: int, value: int) -> None:
-        """Writes a semaphore at once, from any thread, whatever other streams wait for."""
+        """Writes a semaphore at once, from any thread, without waiting for other streams."""
         with self._lock:
             _check("cuCtxSetCurrent", self._context)
             self.store_on(self._stream.value or 0, i, value)
             _check("cuStreamSynchronize", self._stream)
 
     def store_on(self, stream: int, i: int, value: int) -> None:
-        """Has a stream write a semaphore when it gets there (``torch.cuda.Stream.cuda_stream``)."""
+        """Queues the write of a semaphore on a stream (``torch.cuda.Stream.cuda_stream``)."""
         _check("cuStreamWriteValue64_v2", C.c_void_p(stream), C.c_uint64(self.address + 8 * i), C.c_uint64(value), 0)
 
     def wait_on(self, stream: int, i: int, value: int) -> None:
-        """Has a stream stand still until a semaphore has a value, or a higher one."""
+        """Makes a stream wait until a semaphore has a value, or a higher one."""
         _check("cuStreamWaitValue64_v2", C.c_void_p(stream), C.c_uint64(self.address + 8 * i), C.c_uint64(value), 0)
 
     def close(self) -> None:

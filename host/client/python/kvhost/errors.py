@@ -1,4 +1,4 @@
-"""What can go wrong."""
+"""The errors of this package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Code(enum.IntEnum):
-    """Why the host refused a message or failed a chunk; the numbers of the protocol."""
+    """The host's reason for a refused message or a failed chunk; the numbers of the protocol."""
 
     UNSPECIFIED = 0
     INVALID = 1
@@ -24,16 +24,17 @@ class Code(enum.IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Code:
-        return cls.UNSPECIFIED  # of a newer host
+        return cls.UNSPECIFIED  # a code of a newer host
 
 
 def printable(text: str) -> str:
-    """A text of others as one line that a terminal shows and does not obey: controls, those of direction and separators as their numbers."""
+    """Returns foreign text as one line that is safe on a terminal: characters of control, of direction and
+    separators are shown as numbers."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class KvhostError(Exception):
-    """The base of all errors here. What a host or a peer of it has said is in many of them, and engines log them."""
+    """The base of all errors here. Many contain text of a host or its peers, and engines log them."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -44,18 +45,19 @@ class Refused(Exception):
 
 
 class HostGoneError(KvhostError):
-    """No host answers, or the session with it is over. Connecting again is the caller's business."""
+    """No host answers, or the session with it is over. The caller connects again."""
 
 
 class HostStoppedError(HostGoneError):
-    """The host's process is stopped: it answers nothing, and may go on at any time."""
+    """The host's process is stopped: it does not answer, and may go on at any time."""
 
 
 OTHER_VERSION = "the host is of another version than this package: replace the older one"
 
 
 class VersionError(HostGoneError):
-    """The host is of another version than this package: connecting again helps once one of the two was replaced."""
+    """The host and this package have different versions. Connecting again helps only after one of the two was
+    replaced."""
 
 
 class HostError(KvhostError):
@@ -71,7 +73,7 @@ class HostError(KvhostError):
 
 
 class UnknownError(HostError):
-    """The message names something that does not exist."""
+    """The message names an object that does not exist."""
 
 
 class LimitError(HostError):
@@ -80,7 +82,7 @@ class LimitError(HostError):
 
 
 class DeniedError(HostError):
-    """This process's user may not do that, as to be the tenant that HELLO names."""
+    """This process's user lacks the permission, for example to be the tenant that HELLO names."""
 
 
 class InvalidError(HostError):
@@ -88,7 +90,7 @@ class InvalidError(HostError):
 
 
 class DisagreementError(HostError):
-    """HELLO contradicts the engine's other sessions, or what the operator has pinned."""
+    """HELLO contradicts the engine's other sessions, or values that the operator has pinned."""
 
 
 class LeaseOverError(HostError):
@@ -96,7 +98,7 @@ class LeaseOverError(HostError):
 
 
 class DamagedError(HostError):
-    """The stored bytes did not verify, or are gone. The next lookup misses."""
+    """The stored bytes have wrong checksums, or are gone. The next lookup misses."""
 
 
 class StorageError(HostError):

@@ -1,4 +1,4 @@
-"""What a fork does not pass on: threads, and the sessions that they serve."""
+"""Detection of forks, which a child's sessions do not survive, since their threads are not inherited."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from kvhost.errors import HostGoneError
 
 
 class Origin:
-    """The process that made an object. In a child of it no thread answers, and locks may be held for ever."""
+    """The process that made an object. In a child the object has no threads, and its locks may be held for ever."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     @property
     def here(self) -> bool:
-        """Whether this is that process."""
+        """Whether this is the process that made the object."""
         return os.getpid() == self._pid
 
     def check(self) -> None:

@@ -1,15 +1,16 @@
-"""Keys of chunks: a hash chain over what decides a chunk's KV.
+"""Keys of chunks: a hash chain over everything that decides a chunk's KV.
 
 A chunk's key covers the whole prefix up to its end. The chain depends neither on an engine's block hashes nor on
 ``PYTHONHASHSEED``, so it is stable across restarts and equal in all engines with the same namespace. A LoRA adapter is
-named by what its files hold. All integers are big-endian, all texts are preceded by their length in bytes (8 bytes):
+identified by the content of its files. All integers are big-endian, all texts are preceded by their length in bytes (8
+bytes):
 
     root   = BLAKE2b-256("kvhost chain 3" NUL, tokens per chunk (4 bytes), LoRA adapter, cache salt, generation)
     key(i) = BLAKE2b-256(key(i-1) or root, the chunk's token ids (4 bytes each),
                          for each multimodal item that overlaps the chunk: its first position relative to the chunk's
                          (8 bytes, signed), its length in tokens (4 bytes), BLAKE2b-256 of its identifier)
 
-Clients choose the salt and the identifiers, and how long they are: each is read once.
+Clients choose the salt and the identifiers and their lengths, so each is read once only.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ class KeyChain:
         items: Sequence[Item] = (),
         generation: bytes = b"",
     ) -> None:
-        """``adapter`` is a digest of a LoRA adapter's content. ``generation`` sets apart what was computed before the
-        engine's weights changed."""
+        """``adapter`` is a digest of a LoRA adapter's content. ``generation`` separates KV from before and after a
+        change of the engine's weights."""
         self._size = chunk_tokens
         self._items = deque(
             (i.start, i.length, hashlib.blake2b(_raw(i.identifier), digest_size=KEY_BYTES).digest())
             for i in sorted(items, key=lambda i: i.start)
-        )  # that end behind the last key's chunk
+        )  # items that end after the last key's chunk
         root = hashlib.blake2b(b"kvhost chain 3\0" + struct.pack(">I", chunk_tokens), digest_size=KEY_BYTES)
         texts: tuple[str | bytes, ...] = adapter, salt, generation
         for raw in map(_raw, texts):
@@ -78,7 +79,7 @@ class KeyChain:
         self.keys: list[bytes] = []
 
     def extend(self, tokens: Sequence[int], count: int | None = None) -> list[bytes]:
-        """All keys of the full chunks in the first ``count`` tokens (all of them by default)."""
+        """Returns all keys of the full chunks in the first ``count`` tokens (default: all tokens)."""
         have = len(tokens) if count is None else min(count, len(tokens))
         for i in range(len(self.keys), have // self._size):
             start, end = i * self._size, (i + 1) * self._size

@@ -1,4 +1,4 @@
-"""A session that is opened in the background, and opened again when the host went away and came back."""
+"""Sessions that are opened in the background, and opened again after the host was gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 class Opener(Protocol):
-    """Opens the sessions of an epoch: all of them, or none and an exception. After :class:`Refused` it is not tried again."""
+    """Opens the sessions of an epoch: all of them, or none and an exception. :class:`Refused` ends all attempts."""
 
     def __call__(self, epoch: int) -> list[Session]: ...
 
@@ -23,29 +23,30 @@ class Opener(Protocol):
 class Link:
     """Sessions that live and end together.
 
-    An epoch numbers the life of one host as the engine's scheduler saw it. It is part of the engine id. The host counts
-    leases per engine id, so a lease of an earlier epoch cannot be mistaken for one of this epoch."""
+    An epoch is the number of one host's life, as the engine's scheduler saw it. It is part of the engine id. The host
+    counts leases per engine id, so a lease of an earlier epoch cannot be mistaken for one of this epoch."""
 
     def __init__(
         self, name: str, socket: str, open: Opener, *, leads: bool, log: logging.Logger = logging.getLogger("kvhost")
     ) -> None:
-        """A link that ``leads`` begins a new epoch each time it loses its sessions; others :meth:`follow`. ``log`` is the engine's."""
+        """A link that ``leads`` begins a new epoch whenever it loses its sessions; others :meth:`follow`. ``log`` is
+        the engine's."""
         self._log = log
         self._name, self._socket, self._open, self._leads = name, socket, open, leads
         self._origin = Origin()
         self._wake = threading.Condition()
         self._sessions: list[Session] = []
-        self._epoch = 0  # that is wanted
-        self._opened = -1  # of the sessions, -1 while there are none
+        self._epoch = 0  # the wanted epoch
+        self._opened = -1  # the epoch of the sessions; -1 while there are none
         self._paused = False
         self._patience = 5.0  # seconds that the host has to end a session
         self._closed = False
         self._tried = False
-        self._said = ""  # the last failure in the log
+        self._said = ""  # the last logged failure
         self._thread = threading.Thread(target=self._run, name=f"kvhost-link-{name}", daemon=True)
 
     def start(self, wait: float) -> bool:
-        """Begins to connect; returns whether it did within ``wait`` seconds."""
+        """Begins to connect, and returns whether it has connected within ``wait`` seconds."""
         self._thread.start()
         with self._wake:
             return self._wake.wait_for(lambda: self._opened >= 0, wait)
@@ -58,7 +59,7 @@ class Link:
 
     @property
     def starting(self) -> bool:
-        """Whether the first attempt to connect is not over."""
+        """Whether the first attempt to connect is still running."""
         return not self._tried
 
     @property
@@ -66,7 +67,7 @@ class Link:
         return self._epoch
 
     def sessions(self, epoch: int | None = None) -> list[Session]:
-        """The sessions, if they are up and of the epoch; otherwise none."""
+        """Returns the sessions if they are up and belong to the epoch; otherwise none."""
         with self._wake:
             return self._sessions if self._alive() and epoch in (None, self._opened) else []
 
@@ -75,19 +76,20 @@ class Link:
         return bool(sessions) and not any(s.ended.is_set() for s in sessions)
 
     def _look(self) -> None:
-        """Has the link's thread look whether the sessions still live."""
+        """Makes the link's thread check whether the sessions are alive."""
         with self._wake:
             self._wake.notify_all()
 
     def follow(self, epoch: int) -> None:
-        """Opens sessions of another epoch in place of those that it has."""
+        """Replaces the sessions by those of another epoch."""
         if epoch != self._epoch:
             with self._wake:
                 self._epoch = epoch
                 self._wake.notify_all()
 
     def pause(self, wait: float = 5.0) -> None:
-        """Closes the sessions until :meth:`resume`; returns when they are closed. The host has so many seconds to end each."""
+        """Closes the sessions until :meth:`resume`, and returns when they are closed. The host has the given seconds
+        to end each."""
         with self._wake:
             self._paused, self._patience = True, wait
             self._wake.notify_all()
@@ -139,8 +141,8 @@ class Link:
     def _end(self, ended: list[Session]) -> None:
         lost = any(s.ended.is_set() for s in ended)
         for s in ended:
-            # Jobs may run, and their blocks are the host's until it has ended the session. An engine that ends or sleeps
-            # cannot wait for a host that hangs, and uses the memory no more.
+            # Jobs may be running, and the host uses their blocks until it has ended the session. An engine that ends or
+            # sleeps cannot wait for a hanging host, and does not use the memory any more.
             s.end()
             while not (self._leads or self._closed or self._paused or s.ended.wait(0.1)):
                 pass

@@ -1,4 +1,4 @@
-"""An engine's KV tensors, in host memory or a GPU's, as memory that the host reads and writes where it is."""
+"""An engine's KV tensors, in host memory or a GPU's, as memory that the host reads and writes in place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kvhost.shape import Region
 
 @dataclass(frozen=True)
 class PagesAt:
-    """One plane: where its pages are in this process' or the GPU's address space, as :class:`kvhost.shape.Region` has them."""
+    """The places of one plane's pages in this process's or the GPU's address space, in the form of
+    :class:`kvhost.shape.Region`."""
 
     address: int
     stride: int
@@ -28,7 +29,7 @@ class PagesAt:
 
 
 class HostMemory:
-    """KV tensors in host memory: their pages are moved into a memfd that the host maps."""
+    """KV tensors in host memory. Their pages are moved into a memfd that the host maps."""
 
     device_uuid = ""
 
@@ -42,11 +43,12 @@ class HostMemory:
         self._memory = AdoptedMemory(self._storages.items())
 
     def export(self) -> None:
-        """Nothing: the memory stays where it is."""
+        """Does nothing: host memory needs no handles."""
 
     def take_back(self) -> bool:
-        """Moves the tensors to other memory, under the same addresses, so that no host reaches them that had them: it may be
-        stopped in the middle of a copy. Nothing else may write to them meanwhile. Those who registered them do so again."""
+        """Moves the tensors to other memory at the same addresses, so that a host that had them, and may be stopped
+        in the middle of a copy, cannot reach them. No other thread may write to them during the call. They must
+        be registered again."""
         taken, self._memory = self._memory, AdoptedMemory(self._storages.items(), again=True)
         taken.close()
         return True
@@ -64,7 +66,7 @@ class DeviceMemory:
         self.export()
 
     def export(self) -> None:
-        """Asks CUDA for the handles. Call it on the engine's thread: others have no CUDA context."""
+        """Gets the handles from CUDA. Call it on the engine's thread, since other threads have no CUDA context."""
         self._exported: dict[int, cuda.IpcMemory] = {}
         for address in self._addresses:
             try:
@@ -74,7 +76,7 @@ class DeviceMemory:
                               "an allocator for sleep mode") from None
 
     def take_back(self) -> bool:
-        """CUDA has no way to take memory back that is shared."""
+        """Raises an error: CUDA cannot take shared memory back."""
         return False
 
     def register(self, session: Session, group: int, pages: Sequence[PagesAt]) -> None:

@@ -1,8 +1,8 @@
-"""A host that engines start for themselves, where their settings name a root or memory instead of a socket.
+"""A host that engines start for themselves, if their settings name a root or memory instead of a socket.
 
-The processes of a user and of all its engines with the same root share one host. The first that finds none starts it. It is a process of
-its own: it outlives an engine that crashes, and ends once it has had no session for ``session.idle_exit``, a minute
-unless ``KVHOST_SESSION_IDLE_EXIT`` says otherwise. Other ``KVHOST_`` variables are its settings, too."""
+All engine processes of a user with the same root share one host. The first that finds none starts it. The host is a
+process of its own: it survives a crash of an engine, and ends when it has had no session for ``session.idle_exit``, a
+minute unless ``KVHOST_SESSION_IDLE_EXIT`` sets another time. Other ``KVHOST_`` variables are its settings, too."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from kvhost.wire import HOST_USER, foreign, listener, unreachable
 
 _START_SECONDS = 60.0
 _IDLE = "1m"
-_AGAIN_SECONDS = 5.0  # from a start that failed to the next
-#: Starts a command that logs to $0 and is no child of the engine: at its end vLLM kills all that descends from it.
+_AGAIN_SECONDS = 5.0  # seconds from a failed start to the next attempt
+#: Starts a command that logs to $0 and is no child of the engine, since vLLM kills all its descendants at its end.
 _ORPHAN = '"$@" >>"$0" 2>&1 & echo $!'
 
 
@@ -38,7 +38,7 @@ class OwnHost:
     """The host for a root, as ``/mnt/kv=500GiB``, for memory, as ``32GiB``, or for both. Any thread may use it."""
 
     def __init__(self, root: str = "", memory: str = "", log: logging.Logger = logging.getLogger("kvhost")) -> None:
-        """``log`` is where the host's own log goes, too."""
+        """``log`` also gets the host's own log."""
         if not root and not memory:
             raise ValueError("neither a root nor memory")
         self._root, self._memory, self._log = root, memory, log
@@ -55,7 +55,7 @@ class OwnHost:
         return f"{self._base}.sock"
 
     def ensure(self) -> None:
-        """Starts the host unless it answers. Raises HostGoneError where it does not start."""
+        """Starts the host unless one answers. Raises HostGoneError if it does not start."""
         if why := foreign(self.socket):
             raise HostGoneError(why)
         if not unreachable(self.socket):
@@ -75,28 +75,29 @@ class OwnHost:
                     raise
 
     def process(self) -> int:
-        """The host's process; 0 if none runs."""
+        """Returns the host's process id; 0 if none runs."""
         return listener(self.socket)
 
     def kill(self, process: int) -> None:
-        """Ends a host whose process is stopped, so that it writes to no memory that it has mapped. Another that runs by now is left alone."""
+        """Kills a stopped host, so that it no longer writes to memory that it has mapped. A newer host is left
+        alone."""
         if process and process == self.process():
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
 
     @contextmanager
     def _starting(self) -> Iterator[None]:
-        """One process at a time starts a host. The kernel frees the lock of one that dies."""
+        """A lock by which one process at a time starts a host. The kernel releases the lock of a process that dies."""
         with open(f"{self._base}.start", "w") as f:
             fcntl.flock(f, fcntl.LOCK_EX)
             yield
 
     def _compare(self) -> None:
-        """Says once where the host that runs was started with other sizes, which hold."""
+        """Logs once if the running host was started with other sizes, which remain in force."""
         if self._compared:
             return
         self._compared = True
-        with suppress(OSError):  # of an older version it is not there
+        with suppress(OSError):  # an older version has no such file
             if (held := Path(f"{self._base}.sizes").read_text()) != self._sizes:
                 self._log.warning(
                     "kvhost: this engine asks for %s, and shares the host of an engine that asked for %s, which holds until that host ends: "
@@ -109,8 +110,8 @@ class OwnHost:
         Path(f"{self._base}.sizes").write_text(self._sizes)
         command = [program(), "--root", self._root or f"memory:={self._memory}", "--socket", self.socket]
         env = {"KVHOST_HTTP_LISTEN": "", "KVHOST_SESSION_IDLE_EXIT": _IDLE} | dict(os.environ)
-        env.pop("CUDA_VISIBLE_DEVICES", None)  # other engines' GPUs are served, too
-        env.pop(HOST_USER, None)  # it is a client's
+        env.pop("CUDA_VISIBLE_DEVICES", None)  # the host also serves GPUs of other engines
+        env.pop(HOST_USER, None)  # a setting of clients
         if self._root and self._memory:
             env["KVHOST_STORE_MEMORY"] = self._memory
         logged.write_bytes(b"")
@@ -135,14 +136,14 @@ class OwnHost:
 
 
 def _reason(logged: Path) -> str:
-    """What a host that does not start says last: an error has lines of its own, which are no entries of its log."""
+    """Returns the last words of a host that does not start: the lines of an error are no entries of its log."""
     lines = logged.read_text(errors="replace").strip().splitlines()
     said = [line.removeprefix("kvhost: ") for line in lines if not line.startswith(("{", "kvhost: see "))]
     return "; ".join(said) or "".join(lines[-1:])
 
 
 def check_settings(where: str, said: Mapping[str, Any]) -> None:
-    """Refuses settings that name both a host that runs and one that the engine starts."""
+    """Refuses settings that name both a running host and one that the engine starts."""
     if said.get("socket") and (said.get("root") or said.get("memory")):
         raise ValueError(
             f"{where}.socket: is of a host that runs, root and memory are of one that the engine starts: want one of them"
@@ -150,7 +151,7 @@ def check_settings(where: str, said: Mapping[str, Any]) -> None:
 
 
 def program() -> str:
-    """The path of kvhost: ``KVHOST_BIN``, that of the wheel, or that of ``PATH``."""
+    """Returns the path of kvhost: ``KVHOST_BIN``, the wheel's, or that of ``PATH``."""
     if named := os.environ.get("KVHOST_BIN"):
         return named
     schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
@@ -165,13 +166,14 @@ def program() -> str:
 
 
 def _path(root: str) -> str:
-    """The path in path=capacity. It may have the sign, too: a capacity has no slash."""
+    """Returns the path in path=capacity. The path may contain the sign, since a capacity has no slash."""
     path, _, size = root.rpartition("=")
     return root if not path or "/" in size else path
 
 
 def _directory() -> Path:
-    """The directory of a user's sockets, which no other user may write to. Where another user has taken its name, it is in the home directory."""
+    """Returns the directory of a user's sockets, which no other user may write to. If another user has taken its
+    name, it is in the home directory."""
     name, why = f"kvhost-{os.geteuid()}", []
     for above in (os.environ.get("XDG_RUNTIME_DIR") or "/tmp", os.path.join(os.path.expanduser("~"), ".cache")):
         path = Path(above, name)
@@ -191,17 +193,17 @@ def _directory() -> Path:
 
 @contextmanager
 def _all_processors() -> Iterator[None]:
-    """A host is not bound to the processors that an engine has bound the thread to that starts it."""
+    """Lets the host run on all processors, and not only on those of the engine's thread that starts it."""
     bound = os.sched_getaffinity(0)
     try:
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # of which the kernel leaves those that are allowed
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the kernel keeps the allowed ones
         yield
     finally:
         os.sched_setaffinity(0, bound)
 
 
 def _follow(logged: Path, host: Process, log: logging.Logger) -> None:
-    """Passes on what the host logs to the engine's log, until it ends."""
+    """Copies the host's log to the engine's log, until the host ends."""
     with logged.open(errors="replace") as f:
         line, ended = "", False
         while True:
@@ -232,7 +234,7 @@ def _say(line: str, log: logging.Logger) -> None:
 
 
 def _first_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a key that is there twice the first is the line's own."""
+    """Keeps the first value of a key that occurs twice, which is the line's own."""
     said: dict[str, Any] = {}
     for key, value in pairs:
         said.setdefault(key, value)

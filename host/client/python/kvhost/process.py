@@ -1,4 +1,4 @@
-"""A host's process, which is no child of this one."""
+"""The process of a host, which is no child of this process."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import select
 import weakref
 from contextlib import suppress
 
-_EXITING = 0x4  # of the flags of a thread (PF_EXITING)
+_EXITING = 0x4  # a flag of a thread (PF_EXITING)
 
 
 class Process:
-    """A process as long as it lasts, whatever has its number afterwards. One that cannot be seen from here counts as ended."""
+    """One process, even if another has its number after its end. A process that is not visible from here counts as
+    ended."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._fd = pid, -1
-        with suppress(OSError):  # it has ended, is in another namespace, or the kernel has no such descriptors
+        with suppress(OSError):  # the process has ended, is in another namespace, or the kernel has no such descriptors
             self._fd = os.pidfd_open(pid)
             weakref.finalize(self, os.close, self._fd)
 
     def ended(self, seconds: float = 0) -> bool:
-        """Whether it has ended, or does within so many seconds."""
+        """Returns whether the process has ended, or ends within the given seconds."""
         if self._fd < 0:
             return True
         poll = select.poll()
@@ -28,8 +29,8 @@ class Process:
         return bool(poll.poll(1e3 * seconds))
 
     def await_end(self, seconds: float) -> None:
-        """Waits so long for the end of a process that has begun to end, and not for one that goes on. Its connections are closed before
-        the last of its GPU's work is taken back."""
+        """Waits for the end of a process that has begun to end, at most the given seconds, and not for a process
+        that goes on. Its connections are closed before the last work on its GPU has ended."""
         if not self.ended() and self._ends():
             self.ended(seconds)
 

@@ -1,4 +1,4 @@
-"""Whether the host's process runs, so that nothing waits for one that is stopped."""
+"""The detection of a stopped host, so that no call waits for it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 _R = TypeVar("_R")
 
-#: Seconds between pings while an answer is awaited, and so how late at most the first ping is that a host does not answer.
+#: Seconds between pings while an answer is awaited: a stop of the host is followed by a ping after at most this time.
 PAUSE = 0.25
-#: What is said of a host that answers no ping.
+#: The message about a host that answers no ping.
 SILENT = "the host does not answer: its process is stopped, or gets no processor"
-#: Seconds for which this process must have run since it found an answer to be late. If it was stopped itself, the answer has
+#: Seconds for which this process must have run since it noticed a late answer. If it was stopped itself, the answer has
 #: come by then.
 _LOOK_AGAIN = 0.05
 
 
 class Pulse:
-    """Asks with pings: a host that is slow answers at once, and one whose process is stopped does not."""
+    """Checks the host by pings: a slow host answers at once, and a stopped one does not."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """``seconds`` that the answer to a ping may take."""
+        """``seconds`` is the longest time for the answer to a ping."""
         self._seconds, self._clock = seconds, clock
         self._session: Session | None = None
         self._answered = threading.Event()
         self._asked = 0.0
-        self._late: float | None = None  # when the answer was found to be late
+        self._late: float | None = None  # time at which the answer was noticed to be late; None: it is not late
 
     def stopped(self, session: Session | None) -> bool:
-        """Asks the host, unless it was asked just now; whether it has not answered for too long. None has ended, and its
-        jobs with it."""
+        """Pings the host, unless a ping was sent just now. Returns whether an answer is overdue. A session of None
+        has ended, and is not stopped."""
         if session is None:
             return False
         now = self._clock()
@@ -55,8 +55,9 @@ class Pulse:
 
 
 def patiently(session: Session, wait: Callable[[float], _R], timeout: float, stopped: float = 2.0) -> _R:
-    """What ``wait`` returns, which raises a TimeoutError after so many seconds without it. Waits ``timeout`` seconds for a host
-    that is slow, and raises :class:`HostStoppedError` once a ping has had no answer for ``stopped`` seconds."""
+    """Returns the result of ``wait``, which gets a number of seconds and raises a TimeoutError after them. Waits
+    ``timeout`` seconds for a slow host, and raises :class:`HostStoppedError` when a ping has had no answer for
+    ``stopped`` seconds."""
     pulse, due = Pulse(min(stopped, timeout)), time.monotonic() + timeout
     while True:
         left = due - time.monotonic()

@@ -1,4 +1,4 @@
-"""Timeline semaphores: they order jobs with this process' compute without a message in between."""
+"""Timeline semaphores, which order jobs with this process's compute without messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from kvhost.arena import Arena
 from kvhost.v1 import kvhost_pb2 as pb
 
-#: Values of a status semaphore: as the client sets it, all blocks read or delivered, some not.
+#: Values of a status semaphore: initial, all blocks read or delivered, some blocks failed.
 OPEN, DONE, FAILED = 0, 1, 2
 
 
@@ -41,9 +41,9 @@ class Timeline:
     """Orders one job by semaphores, named by index. Two jobs in flight need different ``done`` and ``status`` semaphores;
     the client resets the status semaphores before it starts the job.
 
-    No copy of the job starts before semaphore ``wait`` reaches ``wait_value``. Semaphore ``done`` reaches ``done_value``
-    when no copy can touch the blocks any more, however the job ended. A layer-wise load of n layers sets
-    ``done_value - n + i`` when layer i has landed. If the host dies, this package writes the values."""
+    No copy of the job starts before semaphore ``wait`` reaches ``wait_value``. Semaphore ``done`` reaches
+    ``done_value`` when no copy can touch the blocks any more, for every end of the job. A layer-wise load of n layers
+    sets ``done_value - n + i`` when layer i has landed. If the host dies, this package writes the values."""
 
     semaphores: Semaphores
     done: int
@@ -62,13 +62,13 @@ class Timeline:
         return m
 
     def statuses(self) -> list[int]:
-        """The status semaphores: one, or one for each layer."""
+        """Returns the status semaphores: one, or one for each layer."""
         if self.status < 0:
             return []
         return [self.semaphores.load(self.status + i) for i in range(max(1, self.layers))]
 
     def abandon(self) -> None:
-        """Writes the values that the host no longer will, so that waiters wake up and see that the job failed."""
+        """Writes the values in place of a host that is gone, so that waiters wake up and see that the job failed."""
         if self.semaphores.load(self.done) >= self.done_value:
             return
         for i, status in enumerate(self.statuses()):

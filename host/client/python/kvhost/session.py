@@ -28,12 +28,12 @@ PROTOCOL = 1
 
 _R = TypeVar("_R")
 
-#: In a load's blocks: this block of the chunk is not wanted.
+#: In a load's blocks: do not load this block of the chunk.
 NOT_WANTED = 0xFFFFFFFF
 
 
 class Result(enum.IntEnum):
-    """What became of one chunk of a store; the numbers of the protocol."""
+    """The result of one chunk of a store; the numbers of the protocol."""
 
     UNSPECIFIED = 0
     STORED = 1
@@ -44,18 +44,18 @@ class Result(enum.IntEnum):
 
 
 class DiscardResult(enum.IntEnum):
-    """What became of one key of a discard; the numbers of the protocol."""
+    """The result of one key of a discard; the numbers of the protocol."""
 
     UNSPECIFIED = 0
     REMOVED = 1
     ABSENT = 2
-    IN_USE = 3  # a lease has it, or a piece of it is being loaded or stored
-    OTHER_TENANT = 4  # another tenant stored it
-    UNAVAILABLE = 5  # it is, or may be, in a root that cannot be written to or is still being scanned
+    IN_USE = 3  # a lease has the chunk, or a piece of it is being loaded or stored
+    OTHER_TENANT = 4  # another tenant stored the chunk
+    UNAVAILABLE = 5  # the chunk is or may be in a root that cannot be written to or is still being scanned
 
 
 class EndReason(enum.IntEnum):
-    """Why a request ended; the numbers of the protocol."""
+    """The reason for a request's end; the numbers of the protocol."""
 
     UNSPECIFIED = 0
     STOP = 1
@@ -66,33 +66,33 @@ class EndReason(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Hints:
-    """What the engine knows about a request when it ends, for policies. The defaults are unknown."""
+    """The engine's information about a request at its end, for policies. The defaults mean unknown."""
 
     reason: EndReason = EndReason.UNSPECIFIED
     tokens_in: int = 0
     tokens_out: int = 0
-    priority: int = 0  # as the engine schedules: lower goes first
-    return_seconds: float = 0  # until the prefix is expected to be used again
+    priority: int = 0  # the engine's priority: lower is first
+    return_seconds: float = 0  # expected seconds until the next use of the prefix
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the host takes of one session."""
+    """The host's limits for one session."""
 
     keys_per_lookup: int
     chunks_per_job: int
     message_bytes: int
     jobs: int  # at a time
     leases: int  # at a time
-    requests: int  # between their first message and ``end_request``
-    arena_bytes: int  # registered
+    requests: int  # requests between their first message and ``end_request``
+    arena_bytes: int  # bytes of registered memory
 
 
 @dataclass(frozen=True)
 class StoreChunk:
     key: bytes
     blocks: Sequence[int]
-    parent: bytes | None = None  # None, or empty, for a prefix's first chunk
+    parent: bytes | None = None  # key of the chunk before it; None or empty for a prefix's first chunk
     depth: int = 0
 
 
@@ -111,36 +111,36 @@ class StoreResult:
 
 @dataclass(frozen=True)
 class LoadChunk:
-    index: int  # of the key in the lookup
+    index: int  # index of the key in the lookup
     blocks: Sequence[int]
 
 
 @dataclass(frozen=True)
 class BlockFailure:
     block: int
-    chunk: int  # index into the load's chunks
+    chunk: int  # index of the chunk in the load
     error: HostError
 
 
 @dataclass(frozen=True)
 class LoadResult:
     bytes: int
-    failed: list[BlockFailure]  # no other block was not delivered and verified
+    failed: list[BlockFailure]  # all other blocks were delivered and verified
     cancelled: bool
 
 
 @dataclass(frozen=True)
 class LevelHits:
-    """The hits of which a level has the nearest copy."""
+    """The hits whose nearest copy is in one level."""
 
     level: int  # 0 is the nearest
     chunks: int
-    bytes: int  # of pages that one reader's load of them delivers
-    load_seconds: float | None  # of loads of them alone, as :attr:`Lookup.load_seconds`
+    bytes: int  # bytes of the pages of one reader's load of these hits
+    load_seconds: float | None  # estimate for loads of these hits alone, as :attr:`Lookup.load_seconds`
 
 
 def _seconds(m: Any, field: str) -> float | None:
-    """A duration of a message, None where it is absent."""
+    """Returns a duration of a message in seconds; None if it is absent."""
     if not m.HasField(field):
         return None
     d = getattr(m, field)
@@ -148,22 +148,22 @@ def _seconds(m: Any, field: str) -> float | None:
 
 
 class Lookup:
-    """What is there, and the lease that keeps it there for a while."""
+    """The hits of a lookup, and the lease that keeps them for a while."""
 
     def __init__(self, session: Session, first: int, reply: pb.LookupReply) -> None:
         self._session = session
         self._first = first
         self.hits: int = reply.hits
-        self.lease: int = reply.lease  # 0 when nothing was hit
-        self.bits: bytes = reply.bits  # membership groups: bit i%8 of byte i/8 is key i
-        #: Bytes of the pages that one reader's load of all hits delivers.
+        self.lease: int = reply.lease  # number of the lease; 0 without hits
+        self.bits: bytes = reply.bits  # hits of a membership group: bit i%8 of byte i/8 is key i
+        #: Bytes of the pages of one reader's load of all hits.
         self.bytes: int = reply.bytes
-        #: The host's estimate of how long the readers' loads of all hits take if they start now, at its measured
-        #: bandwidth and with its queue. None before it has measured anything.
+        #: The host's estimate in seconds of the readers' loads of all hits if they start now, by its measured bandwidth
+        #: and its queue. None before it has measured.
         self.load_seconds: float | None = _seconds(reply, "load_time")
-        #: Where roots of different speed hold the hits: the same estimate for leading parts, as (keys, seconds).
+        #: If roots of different speed hold the hits: the same estimate for leading parts, as (keys, seconds).
         self.load_parts: list[tuple[int, float]] = [(p.keys, _seconds(p, "load_time") or 0.0) for p in reply.load_parts]
-        #: Where the hits were found, nearest first.
+        #: The levels of the hits, nearest first.
         self.levels: list[LevelHits] = [
             LevelHits(at.level, at.chunks, at.bytes, _seconds(at, "load_time")) for at in reply.levels
         ]
@@ -178,13 +178,13 @@ class Lookup:
         return self._first <= i < self._first + self.hits
 
     def release(self, *, wait: bool = True) -> None:
-        """Ends the lease. After a load or the expiry it does no harm."""
+        """Ends the lease. After a load or the expiry it has no effect."""
         if self.lease:
             self._session._tell(wait, release=pb.Release(lease=self.lease))
 
 
 class PendingLookup:
-    """A lookup that may not be answered yet."""
+    """A lookup whose answer may not have come yet."""
 
     def __init__(self, session: Session, first: int) -> None:
         self._session = session
@@ -198,13 +198,13 @@ class PendingLookup:
 
     def _call(self, m: Any) -> bool:
         if not isinstance(m, Exception) and m.WhichOneof("body") == "lookup" and m.lookup.pending:
-            return False  # the answer proper follows
+            return False  # the final answer follows
         self._answer = m
         self._over.set()
         return True
 
     def done(self, timeout: float = 0) -> bool:
-        """Whether the answer came, or comes within ``timeout`` seconds."""
+        """Returns whether the answer has come, or comes within ``timeout`` seconds."""
         self._origin.check()
         return self._over.wait(timeout)
 
@@ -222,14 +222,14 @@ class _Job:
         self.timeline = timeline
         self.id = 0
         self._over = threading.Event()
-        self.over_at = 0.0  # by time.monotonic
+        self.over_at = 0.0  # time of the end, by time.monotonic
         self._answer: Any = None
         self._lock = threading.Lock()
         self._wakers: list[Callable[[], None]] = []
 
     def _end(self, m: Any) -> None:
         if self.timeline is not None and (isinstance(m, Exception) or m.WhichOneof("body") == "error"):
-            self.timeline.abandon()  # the host will not
+            self.timeline.abandon()  # the host does not
         with self._lock:
             self._answer, self.over_at = m, time.monotonic()
             self._over.set()
@@ -253,7 +253,7 @@ class _Job:
         return result(0)
 
     def when_over(self, wake: Callable[[], None]) -> None:
-        """Calls ``wake`` once the job is over: on the receiving thread, or at once. It must be quick."""
+        """Calls ``wake`` when the job is over, on the receiving thread, or at once. ``wake`` must be quick."""
         with self._lock:
             if not (done := self._over.is_set()):
                 self._wakers.append(wake)
@@ -270,11 +270,12 @@ class _Job:
 
     @property
     def answered(self) -> bool:
-        """Whether the host has ended the job: it touches neither its blocks nor its semaphores any more."""
+        """Whether the host has ended the job, and touches neither its blocks nor its semaphores any more."""
         return self._over.is_set() and not isinstance(self._answer, Exception)
 
     def cancel(self, *, wait: bool = True) -> None:
-        """Returns when no copy can touch the blocks any more, or at once without ``wait``. The job still completes."""
+        """Cancels the job. Returns when no copy can touch the blocks any more, or at once without ``wait``. The job
+        still completes."""
         self._session._tell(wait, cancel=pb.Cancel(job=self.id))
 
     def _wait(self, timeout: float | None) -> Any:
@@ -290,7 +291,7 @@ class StoreJob(_Job):
     def __init__(self, session: Session, timeline: Timeline | None = None) -> None:
         super().__init__(session, timeline)
         self._read = threading.Event()
-        self._withdrawals = session._withdrawals  # None: the session had shared no word
+        self._withdrawals = session._withdrawals  # None: the session did not share a word
         self.withdrawn = False
 
     def _call(self, m: Any) -> bool:
@@ -307,7 +308,7 @@ class StoreJob(_Job):
         return self._read.is_set()
 
     def read(self, timeout: float | None = None) -> None:
-        """Returns when the blocks may be used again."""
+        """Waits until the blocks may be used again."""
         self._origin.check()
         if not self._read.wait(timeout):
             raise TimeoutError(f"job {self.id} has not read its blocks after {timeout} s")
@@ -315,10 +316,10 @@ class StoreJob(_Job):
             checked(self._answer)
 
     def withdraw(self) -> bool:
-        """Takes the store back, and all stores that the session started before it, without waiting for the host: it may be
-        stopped. The blocks may be used again when this returns. What the host had not read by then it does not publish,
-        whenever it goes on; the job still completes. False, and nothing is done, where :meth:`Session.share_withdrawals`
-        did not come before or the host does not know it."""
+        """Takes back the store and all earlier stores of the session, without waiting for the host, which may be
+        stopped. The blocks may be used again when this returns. The host does not publish a store that it had not
+        read by then; the job still completes. Returns False, without effect, if :meth:`Session.share_withdrawals`
+        was not called before or the host does not know it."""
         self._origin.check()
         if self._withdrawals is None:
             return False
@@ -331,7 +332,7 @@ class StoreJob(_Job):
         return self._awaited(self.published).__await__()
 
     def published(self, timeout: float | None = None) -> StoreResult:
-        """Returns when every chunk has its result."""
+        """Waits for the result of every chunk, and returns the results."""
         m = self._wait(timeout).store_published
         errors = {f.chunk: HostError(f.code, "", f.message) for f in m.failures}
         chunks = [ChunkResult(Result(r), errors.get(i)) for i, r in enumerate(m.results)]
@@ -359,8 +360,8 @@ class LoadJob(_Job):
         return self._awaited(self.wait).__await__()
 
     def wait(self, timeout: float | None = None) -> LoadResult:
-        """Returns when every block was delivered or has failed. When it raises :class:`HostGoneError` or
-        :class:`HostError`, no block of the load is to be used."""
+        """Waits until every block was delivered or has failed. After :class:`HostGoneError` or :class:`HostError` no
+        block of the load may be used."""
         m = self._wait(timeout).load_done
         failed = [
             BlockFailure(block, f.chunk, HostError(f.code, "", f.message)) for f in m.failures for block in f.blocks
@@ -386,7 +387,7 @@ class Session:
         timeout: float = 30.0,
     ) -> None:
         """``device_uuid`` is the GPU of the registered memory, None for host memory. ``unsealed_memory`` allows
-        :class:`kvhost.SharedMemory` that is not sealed against shrinking, at the client's own risk: a job that finds pages missing fails."""
+        :class:`kvhost.SharedMemory`, which is not sealed against shrinking: a job that finds missing pages fails."""
         self._socket = socket
         self._timeout = timeout
         self._namespace = namespace
@@ -409,15 +410,15 @@ class Session:
             raise
         self._withdrawals: Withdrawals | None = None
         self._nonce: bytes = hello.nonce
-        self.namespace_digest: bytes = hello.namespace_digest  # the namespace's name in events and on disk
+        self.namespace_digest: bytes = hello.namespace_digest  # name of the namespace in events and on disk
         self.version: str = hello.version
         self.lease_seconds: float = _seconds(hello, "lease_time") or 0.0
         l = hello.limits
         self.limits = Limits(
             l.keys_per_lookup, l.chunks_per_job, l.message_bytes, l.jobs, l.leases, l.requests, l.arena_bytes
         )
-        self.levels: int = hello.levels or 1  # of the host's roots
-        self.pin_bytes: int = hello.pin_bytes  # that leases of ``pin`` may keep, of all engines
+        self.levels: int = hello.levels or 1  # levels of the host's roots
+        self.pin_bytes: int = hello.pin_bytes  # most bytes of ``pin`` leases of all engines
 
     def _ask(self, **body: Any) -> Any:
         return patiently(self, self._stream.asked(**body), self._timeout)
@@ -433,20 +434,20 @@ class Session:
 
     @property
     def ended(self) -> threading.Event:
-        """Set once the session is over, by either side: its jobs have failed by then."""
+        """An event that is set when either side has ended the session. Its jobs have failed by then."""
         return self._stream.ended
 
     def when_ended(self, wake: Callable[[], None]) -> None:
-        """Calls ``wake`` once the session is over: on the receiving thread, or at once. It must be quick."""
+        """Calls ``wake`` when the session is over, on the receiving thread, or at once. ``wake`` must be quick."""
         self._stream.when_ended(wake)
 
     def register(
         self, group: int, memory: Arena | AdoptedMemory | SharedMemory | Sequence[bytes], regions: Sequence[Region]
     ) -> None:
-        """Tells the host where a group's pages are: one region per plane of the group, in its order, and where the rank has several
-        units (:attr:`Namespace.units`) those of the first, then those of the next. ``memory`` is shared
-        host memory, or for memory of the session's GPU the handle of each plane's allocation
-        (:func:`kvhost.cuda.export_ipc`), in which the region counts from the start."""
+        """Registers a group's pages: one region per plane of the group, in its order. If the rank has several units
+        (:attr:`Namespace.units`), the regions of the first unit come before those of the next. ``memory`` is
+        shared host memory or, for memory of the session's GPU, the handle of each plane's allocation
+        (:func:`kvhost.cuda.export_ipc`); a region's offset counts from the allocation's start."""
         handles: list[dict[str, Any]]
         if isinstance(memory, (Arena, AdoptedMemory, SharedMemory)):
             if memory.fd < 0:
@@ -471,14 +472,14 @@ class Session:
         )
 
     def _send(self, fd: int) -> int:
-        """Hands a descriptor to the host; returns the tag that names it in messages."""
+        """Sends a descriptor to the host, and returns its tag for messages."""
         self._stream.origin.check()
         tag = next(self._tags)
         send_descriptor(self._socket + ".fd", self._nonce, tag, fd, self._timeout)
         return tag
 
     def unregister(self, group: int) -> None:
-        """Returns when the host can touch the group's pages no more."""
+        """Unregisters a group. Returns when the host cannot touch its pages any more."""
         self._ask(unregister=pb.Unregister(group=group))
 
     def lookup(
@@ -492,10 +493,10 @@ class Session:
         prefetch: bool = False,
         traceparent: str = "",
     ) -> Lookup:
-        """Asks what can be loaded, and pins it for a while. ``prefetch`` says that the load comes later: hits of farther
-        levels are copied to the nearest one, as long as the lease lasts. No load waits for that.
+        """Looks keys up, and leases the hits for a while. ``prefetch`` says that the load comes later: hits of farther
+        levels are copied to the nearest one while the lease lasts. No load waits for that.
 
-        ``traceparent`` (W3C) names the span that asks: the host's spans of the lookup, and of loads under it, become its
+        ``traceparent`` (W3C) names the caller's span: the host's spans of the lookup, and of loads under it, become its
         children."""
         pending = self.start_lookup(
             keys, group=group, request=request, first=first, readers=readers, prefetch=prefetch, traceparent=traceparent
@@ -514,8 +515,8 @@ class Session:
         pin: bool = False,
         traceparent: str = "",
     ) -> PendingLookup:
-        """Asks likewise, without waiting for the answer. ``pin``: no load follows, the lease keeps what is found, in at most
-        half of a root."""
+        """Starts a lookup without waiting for the answer. With ``pin`` no load follows: the lease only keeps the
+        hits, in at most half of a root."""
         packed = self._packed(keys)
         pending = PendingLookup(self, first)
         self._stream.start(
@@ -529,26 +530,26 @@ class Session:
 
     def _packed(self, keys: Sequence[bytes]) -> bytes:
         n = self._namespace.key_bytes
-        if [*map(len, keys)].count(n) != len(keys):  # half the time of a generator, and lookups have thousands
+        if [*map(len, keys)].count(n) != len(keys):  # half the time of a generator, which counts with thousands of keys
             raise ValueError(f"keys have {n} bytes each")
         return b"".join(keys)
 
     def leased(self, lease: int) -> Lookup:
-        """A lease that another session of the engine was granted, for loads under it here."""
+        """Returns a lease of another session of the engine, for loads under it by this session."""
         return Lookup(self, 0, pb.LookupReply(lease=lease))
 
     def share_semaphores(self, arena: Arena, offset: int, count: int) -> ArenaSemaphores:
-        """Shares 64-bit semaphores in an arena, once in a session, for the timelines of its jobs."""
+        """Shares 64-bit semaphores in an arena for the timelines of jobs. It can be called once in a session."""
         self._ask(semaphores=pb.Semaphores(memfd=self._send(arena.fd), offset=offset, count=count))
         return ArenaSemaphores(arena, offset, count)
 
     def share_semaphores_ipc(self, handle: bytes, offset: int, count: int) -> None:
-        """Likewise semaphores in memory of the session's GPU (:class:`kvhost.cuda.DeviceSemaphores`)."""
+        """Shares semaphores in memory of the session's GPU (:class:`kvhost.cuda.DeviceSemaphores`)."""
         self._ask(semaphores=pb.Semaphores(cuda_ipc=handle, offset=offset, count=count))
 
     def share_withdrawals(self) -> bool:
-        """Shares a word by which stores that start from now on can be withdrawn, once in a session. False with an older host,
-        which knows no such thing."""
+        """Shares a word by which stores that start from now on can be withdrawn. It can be called once in a session.
+        Returns False if the host is too old for it."""
         word = Withdrawals()
         try:
             self._ask(withdrawals=pb.Withdrawals(memfd=self._send(word.arena.fd)))
@@ -569,7 +570,7 @@ class Session:
         timeline: Timeline | None = None,
         traceparent: str = "",
     ) -> StoreJob:
-        """Begins to store chunks. The blocks must not change until the job has read them."""
+        """Begins to store chunks, and returns the job. The blocks must not change until the job has read them."""
         job = StoreJob(self, timeline)
         job.id = self._stream.start(
             job._call,
@@ -592,7 +593,7 @@ class Session:
         timeline: Timeline | None = None,
         traceparent: str = "",
     ) -> LoadJob:
-        """Begins to fill blocks from what a lookup leased, and uses the lease up.
+        """Begins to fill blocks from leased chunks, and uses up the lease.
 
         With ``on_layer`` the load is layer-wise: the first layer of all chunks is read before the second of any, as the
         group's planes name them. ``on_layer(layer, failed)`` is called for each layer, in order, when
@@ -615,8 +616,7 @@ class Session:
         return job
 
     def discard(self, keys: Sequence[bytes], *, group: int = 0, traceparent: str = "") -> list[DiscardResult]:
-        """Removes chunks that are needed no more, with the pieces of every rank. Chunks in use and those that another
-        tenant stored stay."""
+        """Removes chunks, with the pieces of every rank. Chunks in use and chunks of another tenant stay."""
         reply = self._ask(traceparent=traceparent, discard=pb.Discard(group=group, keys=self._packed(keys)))
         return [DiscardResult(r) for r in reply.discard.results]
 
@@ -632,21 +632,21 @@ class Session:
         )
 
     def await_copies(self, jobs: Sequence[StoreJob | LoadJob] = ()) -> None:
-        """Returns when no copy of the jobs, or of all sent so far, can touch their blocks any more."""
+        """Waits until no copy of the jobs, or of all jobs sent so far, can touch their blocks any more."""
         self._ask(await_copies=pb.AwaitCopies(jobs=[j.id for j in jobs]))
 
     def events(self, after: Position | None = None, *, all_namespaces: bool = False) -> EventStream:
-        """Streams what becomes resident and what goes, of the session's namespace or of all. It resumes after a position
-        if the host still holds what follows it; else it starts with a snapshot."""
+        """Streams stored and removed chunks of the session's namespace or of all namespaces. It resumes after a
+        position if the host still has the events after it; otherwise it starts with a snapshot."""
         digest, key_bytes = (b"", 32) if all_namespaces else (self.namespace_digest, self._namespace.key_bytes)
         return self._stream.events(digest, key_bytes, after)
 
     def ping(self) -> None:
-        """Returns when the host has answered, and so has handled all that was sent before."""
+        """Waits for the host's answer, by which it has handled all earlier messages."""
         self._ask(ping=pb.Ping())
 
     def start_ping(self) -> threading.Event:
-        """Like ping, but the event is set when the answer has come, or will not, as the session has ended."""
+        """Sends a ping without waiting. The event is set when the answer has come or the session has ended."""
         answered = threading.Event()
 
         def call(_: Any) -> bool:
@@ -657,19 +657,19 @@ class Session:
         return answered
 
     def status(self) -> pb.StatusResponse:
-        """What the host is doing."""
+        """Returns the host's status."""
         return self._stream.status(self._timeout)
 
     def end(self) -> None:
-        """Asks the host to end the session, and does not wait: ``ended`` is set when it has."""
+        """Asks the host to end the session, without waiting. ``ended`` is set when it has ended."""
         self._stream.end()
 
     def close(self, wait: float | None = 5.0) -> None:
-        """Ends the session: the host cancels its jobs and unmaps its memory. Where the host does not end it within ``wait``
-        seconds the stream is broken, and a host that hangs may still touch the memory once it goes on. In a child that was forked
-        it does nothing: the session is the parent's, and goes on."""
+        """Ends the session: the host cancels its jobs and unmaps its memory. If the host does not end it within
+        ``wait`` seconds, the stream is broken, and a hanging host may still touch the memory when it goes on. In
+        a forked child it does nothing: the session belongs to the parent, and goes on."""
         if self._withdrawals is not None and self._stream.origin.here:
-            self._withdrawals.close()  # nothing that it reads then is published
+            self._withdrawals.close()  # the host publishes no pages that it reads afterwards
         self._stream.close(wait)
 
     def __enter__(self) -> Session:

@@ -1,4 +1,4 @@
-"""What bytes are: namespaces, groups, planes, and where their pages stand."""
+"""The description of bytes: namespaces, groups, planes, and the places of their pages."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ class Plane:
 
 @dataclass(frozen=True)
 class Group:
-    """One KV-cache group: the pages that a chunk of ``blocks`` blocks is made of."""
+    """One KV-cache group: the pages of a chunk of ``blocks`` blocks."""
 
     id: int
     blocks: int
     planes: Sequence[Plane]
-    membership: bool = False  # looked up key by key, not by prefix
+    membership: bool = False  # keys are looked up one by one, not by prefix
 
     @staticmethod
     def uniform(id: int, blocks: int, layers: int, parts: int, page_bytes: int) -> Group:
-        """A group whose layers all have ``parts`` planes (two: keys and values) with pages of the same size."""
+        """Returns a group in which every layer has ``parts`` planes (two: keys and values) with pages of the same
+        size."""
         return Group(id, blocks, [Plane(layer, part, page_bytes) for layer in range(layers) for part in range(parts)])
 
 
 @dataclass(frozen=True)
 class Namespace:
-    """All that must agree, besides tokens and rank, for one engine's bytes to be another's."""
+    """Everything, besides tokens and rank, that must agree for engines to share bytes."""
 
     model: str
     dtype: str
@@ -49,22 +50,23 @@ class Namespace:
     pipeline_stages: int = 1
     context_parallel: int = 1
     replicated: bool = False
-    #: Pieces of a chunk, each a run of KV heads, whatever the tensor-parallel size: engines of other sizes load what this one
-    #: stores. The planes are those of one. 0: the pieces are the ranks'.
+    #: The number of pieces of a chunk, each a run of KV heads, for all tensor-parallel sizes: engines of other sizes
+    #: load the same chunks. The planes are those of one piece. 0: each rank has a piece.
     units: int = 0
     extra: Mapping[str, str] = field(default_factory=dict)
-    #: What the pages hold, where ``dtype`` does not say it: a hint to the host's compression, not to be agreed on.
+    #: The data type of the pages if ``dtype`` does not name it. It is a hint to the host's compression, and need not
+    #: agree.
     page_dtype: str = ""
 
     @property
     def chunk_bytes(self) -> int:
-        """Of all ranks."""
+        """Returns the bytes of a chunk of all ranks."""
         pages = sum(g.blocks * p.page_bytes for g in self.groups for p in g.planes)
         return pages * (self.units or (1 if self.replicated else self.tensor_parallel))
 
     @property
     def rank_units(self) -> int:
-        """How many units a rank has; 1 where the pieces are the ranks'."""
+        """Returns the number of units of a rank; 1 if each rank has a piece."""
         return max(1, self.units // self.tensor_parallel)
 
     def message(self) -> pb.Namespace:
@@ -86,8 +88,8 @@ class Namespace:
 
 
 def page_dtype(dtypes: Iterable[object]) -> str:
-    """The name of the floating type that all of torch's are. Empty where they differ, and for integers: it is unknown what
-    raw bytes hold."""
+    """Returns the common floating type of torch's types. It is empty if they differ, and for integers, since the
+    content of raw bytes is unknown."""
     names = {str(d).removeprefix("torch.") for d in dtypes}
     name = names.pop() if len(names) == 1 else ""
     return "" if name.startswith(("int", "uint")) else name
@@ -95,11 +97,12 @@ def page_dtype(dtypes: Iterable[object]) -> str:
 
 @dataclass(frozen=True)
 class Region:
-    """One plane's pages in an arena: block b's page is at offset + b * stride. Where the engine's blocks have several of the group's
-    pages, page i of block b is at offset + b * stride + i * page_stride, and stores and loads name the engine's blocks."""
+    """One plane's pages in an arena: the page of block b is at offset + b * stride. If a block of the engine has
+    several of the group's pages, page i of block b is at offset + b * stride + i * page_stride, and stores and
+    loads name the engine's blocks."""
 
     offset: int
     stride: int
     blocks: int
-    pages: int = 1  # of a block
+    pages: int = 1  # pages of a block
     page_stride: int = 0

@@ -1,4 +1,4 @@
-"""Which bytes of a file of weights are which tensor's, and which of them stand for it."""
+"""The places of tensors in a file of weights, and the samples that represent them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-_ROW = 64 << 10  # bytes of a row at most, where trailing dimensions are joined
-_SMALL = 64 << 10  # bytes of rows that are read whole
-_LONG = 256 << 10  # bytes from which on a row is taken for many
-_UNIT = 4 << 10  # bytes that a sample has at least
+_ROW = 64 << 10  # most bytes of a row that is made by joining trailing dimensions
+_SMALL = 64 << 10  # most bytes of rows that are read whole
+_LONG = 256 << 10  # bytes of a row from which on it counts as many rows
+_UNIT = 4 << 10  # least bytes of a sample
 _LEAST, _APART = 16, 128  # samples of a matrix; rows for each
-_THINNEST = 32  # of rows below a KiB no more than this part is read
-_HEADER = 256 << 20  # bytes that a header has at most
+_THINNEST = 32  # of rows below a KiB at most one in so many is read
+_HEADER = 256 << 20  # most bytes of a header
 
 Span = tuple[int, int]  # offset in the file, bytes
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one matrix, one behind the other. A tensor of more dimensions is several matrices."""
+    """The successive rows of one matrix. A tensor of more dimensions is several matrices."""
 
     offset: int
     count: int
@@ -33,8 +33,9 @@ class Rows:
 
 
 def samples(fd: int, size: int, name: str) -> Iterator[Span]:
-    """What stands for a file, in ascending order: all that is no tensor's, small tensors, and of large ones whole rows. There is
-    one in each 128 rows, and in each sixteenth of a matrix; a part of one that is cut by rows or by columns has some of them."""
+    """Returns the spans that represent a file, in ascending order: all bytes outside tensors, small tensors, and
+    whole rows of large ones. There is one row in each 128 rows and in each sixteenth of a matrix, so that a part
+    of a matrix, cut by rows or by columns, has some of them."""
     try:
         found = sorted(_matrices(fd, size, name), key=lambda r: r.offset)
     except (ArithmeticError, ValueError, LookupError, TypeError, struct.error, zipfile.BadZipFile):
@@ -46,7 +47,7 @@ def _spans(found: Iterable[Rows], size: int) -> Iterator[Span]:
     at = 0
     for rows in found:
         if rows.offset < at or rows.offset + rows.count * rows.size > size:
-            continue  # what overlaps another is that one's
+            continue  # bytes that overlap another tensor belong to that one
         yield from _rest(at, rows.offset)
         yield from _samples(rows)
         at = rows.offset + rows.count * rows.size
@@ -54,7 +55,7 @@ def _spans(found: Iterable[Rows], size: int) -> Iterator[Span]:
 
 
 def _rest(begin: int, end: int) -> Iterator[Span]:
-    """What is no tensor's: headers, and files of another format."""
+    """Returns the spans outside tensors: headers, and whole files of another format."""
     if end - begin <= _HEADER:
         yield begin, end - begin
     else:
@@ -73,7 +74,7 @@ def _samples(r: Rows) -> Iterator[Span]:
     dice = zlib.crc32(struct.pack(">QQ", r.offset, total))
     for i in range(n):
         first, end = units * i // n, units * (i + 1) // n
-        dice = (dice * 1664525 + 1013904223) & 0xFFFFFFFF  # not at even distances: changes may be
+        dice = (dice * 1664525 + 1013904223) & 0xFFFFFFFF  # random distances, since changes may be at even ones
         at = (first + (dice >> 8) % (end - first)) * unit
         yield r.offset + at, min(unit, total - at)
 
@@ -98,7 +99,7 @@ def _matrices(fd: int, size: int, name: str) -> Iterator[Rows]:
 
 
 def _shaped(offset: int, size: int, shape: list[int]) -> Iterator[Rows]:
-    """A tensor's matrices. Its last dimension is the contiguous one."""
+    """Returns a tensor's matrices. Its last dimension is the contiguous one."""
     elements = math.prod(shape)
     if not elements or not size:
         return
@@ -126,7 +127,8 @@ def _safetensors(fd: int) -> Iterator[Rows]:
 
 
 def _torch(fd: int) -> Iterator[Rows]:
-    """Files of torch.save are archives of storages, as they are. Their shapes are in a pickle, which is not read as one."""
+    """Reads files of torch.save, which are archives of raw storages. Their shapes are in a pickle, which is searched
+    and never loaded."""
     with os.fdopen(os.dup(fd), "rb") as file, zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             head = os.pread(fd, 30, entry.header_offset)
@@ -134,7 +136,7 @@ def _torch(fd: int) -> Iterator[Rows]:
             yield Rows(entry.header_offset + 30 + sum(lengths), 1, entry.compress_size)
 
 
-# GGUF: bytes of the types of values, 8 is a text, 9 a list.
+# GGUF: bytes by type of value; type 8 is a text, 9 a list.
 _SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
 
@@ -180,13 +182,13 @@ def _gguf(fd: int, size: int) -> Iterator[Rows]:
     for _ in range(tensors):
         text()
         shape = [number("<Q") for _ in range(number("<I"))]
-        number("<I")  # its type
+        number("<I")  # the tensor's type
         found.append((number("<Q"), shape[::-1]))  # the first dimension is the contiguous one
     start = -(-at // alignment) * alignment
     found.sort()
     for (offset, shape), end in zip(found, [*(o for o, _ in found[1:]), size - start]):
         rows = math.prod(shape[:-1])
-        row = (end - offset) // max(1, rows)  # blocks of quantised numbers have no size in elements
+        row = (end - offset) // max(1, rows)  # in bytes, since blocks of quantised numbers have no size in elements
         if row:
             matrices = math.prod(shape[:-2])
             rows //= matrices

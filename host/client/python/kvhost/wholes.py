@@ -1,11 +1,12 @@
-"""What this machine remembers of whole files of weights, so that two models that differ between all samples do not share KV.
+"""Digests of whole files of weights that this machine remembers, so that two models with the same samples do not share
+KV.
 
-The first files with some samples are known by these, at once, and are read whole in the background. Whoever comes with other
-files of the same samples reads them whole before they are known: the same ones to the last byte are the same model, others are
-known by their own digest, too. So a name never changes, and none is used before it is certain.
+The first files with given samples are named by the samples at once, and are read whole in the background. Other files
+with the same samples are read whole before they have a name: files with equal bytes are the same model, and others are
+named by their own digest. So a name never changes, and no name is used before it is certain.
 
-``~/.cache/kvhost/weights`` has small files: ``samples-X`` names the files with the samples X that came first, ``whole-Y`` the
-digest of all bytes of the files Y, which are named by their names, devices, inodes, sizes and times."""
+``~/.cache/kvhost/weights`` has small files: ``samples-X`` names the first files with the samples X, and ``whole-Y`` has
+the digest of all bytes of the files Y, which are identified by names, devices, inodes, sizes and times."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from pathlib import Path
 log = logging.getLogger("kvhost")
 
 _PIECE = 4 << 20
-_READERS = 8  # threads, one for each file
-_REMEMBERED = 1000  # digests
+_READERS = 8  # most threads; each reads one file
+_REMEMBERED = 1000  # most remembered digests
 _POLL = 0.2
 #: A background read rests so many times as long as each piece took. Its thread has the engine's priority: at a lower one it would hold
 #: Python's lock, or the memory of a process that was killed, for as long as others keep the processors busy.
@@ -34,7 +35,7 @@ _REST = 3.0
 
 
 class Unknown(Exception):
-    """The content cannot be told: files are missing or elsewhere."""
+    """The content is unknown: files are missing or in another place."""
 
 
 class Changing(Unknown):
@@ -46,19 +47,19 @@ class Unread(Unknown):
 
 
 class Known:
-    """What is known on this machine."""
+    """The digests that are known on this machine."""
 
     def __init__(self, wait: float | None = None, directory: Path | None = None) -> None:
-        """``wait``: so many seconds at most until files are read whole."""
+        """``wait`` is the most seconds until files are read whole."""
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         self._directory = directory or Path(cache, "kvhost", "weights")
         self._wait = wait
 
     def settle(self, samples: str, files: Sequence[str]) -> str:
-        """What files with these samples are called."""
+        """Returns the name of files with these samples."""
         mine = _stamp(files)
         try:
-            for d in (self._directory.parent, self._directory):  # mode is of the last alone
+            for d in (self._directory.parent, self._directory):  # the mode applies to the last directory only
                 d.mkdir(mode=0o700, parents=True, exist_ok=True)
             first = self._claim(samples, mine, files)
         except OSError as e:
@@ -69,7 +70,7 @@ class Known:
                 threading.Thread(target=self._quietly, args=(files, mine), name="kvhost-weights", daemon=True).start()
             return samples
         whole, theirs = self._read(files, mine), ""
-        with suppress(Changing, OSError):  # they are gone, and were not read whole: they count as different
+        with suppress(Changing, OSError):  # the first files are gone and were not read whole, so they count as different
             theirs = self._read(first["paths"], *first["files"])
         return samples if whole == theirs else f"{samples}+{whole}"
 
@@ -77,14 +78,14 @@ class Known:
         return self._directory / f"{kind}-{name}"
 
     def _claim(self, samples: str, mine: str, files: Sequence[str]) -> dict[str, list[str]]:
-        """Who has these samples: these files, unless others came first."""
+        """Returns the first files with these samples: these files, unless others came first."""
         claim = self._file("samples", samples)
         with suppress(FileExistsError), self._written({"files": [mine], "paths": [os.path.abspath(f) for f in files]}) as new:
             os.link(new, claim)
         try:
             return json.loads(claim.read_text())  # type: ignore[no-any-return]
         except ValueError:
-            return {"files": [""], "paths": [""]}  # damaged: it is unknown who came first
+            return {"files": [""], "paths": [""]}  # damaged: the first files are unknown
 
     @contextmanager
     def _written(self, value: object) -> Iterator[Path]:
@@ -100,10 +101,11 @@ class Known:
             new.unlink(missing_ok=True)
 
     def _forget(self) -> None:
-        """Removes the oldest digests where there are many. Who came first is never forgotten: another model would be then."""
+        """Removes the oldest digests if there are many. The first files of samples are never forgotten, or another
+        model would get their name."""
         known = []
         for file in [f for f in self._directory.iterdir() if not f.name.startswith("samples-")]:
-            with suppress(FileNotFoundError):  # another process removes, too
+            with suppress(FileNotFoundError):  # another process may have removed it
                 known.append((file.stat().st_mtime, file))
         for _, file in sorted(known)[:-_REMEMBERED]:
             file.unlink(missing_ok=True)
@@ -124,7 +126,7 @@ class Known:
 
     @contextmanager
     def _lock(self, stamp: str, wait: float | None) -> Iterator[None]:
-        """One process reads files, and the others wait for it."""
+        """A lock by which one process reads files while the others wait."""
         due = None if wait is None else time.monotonic() + wait
         with open(self._file("reading", stamp), "w") as lock:
             while True:
@@ -159,7 +161,7 @@ class Known:
 
 
 def each(do: Callable[[str], bytes], files: Sequence[str], readers: int) -> list[bytes]:
-    """What ``do`` gives for each file. An engine that ends does not wait for its threads."""
+    """Returns the results of ``do`` for the files. An engine that ends does not wait for these threads."""
     done: dict[str, bytes] = {}
     failed: list[Exception] = []
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -201,7 +203,8 @@ def _whole(name: str, due: float | None, rest: float) -> bytes:
 
 
 def _stamp(files: Sequence[str]) -> str:
-    """Changes whenever the files do. File systems without a device have numbers that change at each mount."""
+    """Returns a value that changes whenever the files do. Numbers of file systems without a device change at each
+    mount, and are left out."""
     h = hashlib.blake2b(digest_size=16)
     for name in files:
         s, raw = os.stat(name), os.fsencode(os.path.basename(name))

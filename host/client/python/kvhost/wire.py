@@ -19,13 +19,13 @@ from kvhost.forks import Origin
 from kvhost.process import Process
 from kvhost.v1 import kvhost_pb2 as pb
 
-# A call gets every message under its id, on the receiving thread, and says whether it is complete. An exception
-# stands for the answers that will not come.
+# A call gets every message with its id, on the receiving thread, and returns whether it is complete. It gets an
+# exception if no further answer will come.
 Call = Callable[[Any], bool]
 
-HOST_USER = "KVHOST_HOST_USER"  # numbers of users that may be the host, separated by commas
+HOST_USER = "KVHOST_HOST_USER"  # user ids that the host may have, separated by commas
 
-#: Seconds for the end of a host's process that has begun to end. With much page-locked memory it takes some.
+#: Seconds to wait for a host's process that has begun to end. With much page-locked memory its end takes some seconds.
 _END_SECONDS = 30.0
 
 _OPTIONS = [
@@ -50,7 +50,7 @@ class Stream:
         self._calls: dict[int, Call] = {}
         self._last = 0
         self._cause: Exception | None = None
-        self.ended = threading.Event()  # set when no answer will come any more
+        self.ended = threading.Event()  # set when no further answer will come
         self._wakers: list[Callable[[], None]] = []
         session = self._channel.stream_stream(
             "/kvhost.v1.EngineService/Session",
@@ -76,7 +76,7 @@ class Stream:
                         self._calls.pop(m.id, None)
         except grpc.RpcError as e:
             why = self._gone(e)
-            self._host.await_end(_END_SECONDS)  # until then its GPU may write to the memory that it has mapped
+            self._host.await_end(_END_SECONDS)  # until its end its GPU may write to the mapped memory
         finally:
             with self._lock:
                 if self._cause is None:
@@ -92,7 +92,8 @@ class Stream:
                 wake()
 
     def when_ended(self, wake: Callable[[], None]) -> None:
-        """Calls ``wake`` once no answer will come any more: on the receiving thread, or at once. It must be quick."""
+        """Calls ``wake`` when no further answer will come, on the receiving thread, or at once. ``wake`` must be
+        quick."""
         with self._lock:
             if not (ended := self.ended.is_set()):
                 self._wakers.append(wake)
@@ -103,7 +104,7 @@ class Stream:
         why = e.details() if hasattr(e, "details") else str(e)
         if hasattr(e, "code") and e.code() is grpc.StatusCode.UNIMPLEMENTED:
             return VersionError(f"{self.path}: {OTHER_VERSION}: {why}")
-        if hasattr(e, "code") and e.code() is grpc.StatusCode.UNAVAILABLE:  # the words are of gRPC's transport
+        if hasattr(e, "code") and e.code() is grpc.StatusCode.UNAVAILABLE:  # the text is of gRPC's transport
             why = (
                 f"the host closed the connection: it is ending, or does not let user {os.geteuid()} in, which socket_users or "
                 "socket_groups in its configuration would"
@@ -111,7 +112,7 @@ class Stream:
         return HostGoneError(unreachable(self.path) or f"{self.path}: {why}")
 
     def start(self, call: Call, **body: Any) -> int:
-        """Sends a message. Ids are sent in their order: the host wants them to rise."""
+        """Sends a message. Ids are sent in ascending order, which the host requires."""
         self.origin.check()
         with self._lock:
             if self._cause is not None:
@@ -122,7 +123,7 @@ class Stream:
             return self._last
 
     def asked(self, **body: Any) -> Callable[[float], Any]:
-        """Sends a message that has one answer; returns what waits for it, for so many seconds."""
+        """Sends a message with one answer, and returns a function that waits for it for a number of seconds."""
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def call(m: Any) -> bool:
@@ -156,11 +157,12 @@ class Stream:
         self.origin.check()
         try:
             return EventStream(self.path, self._channel, namespace, key_bytes, after)
-        except ValueError:  # grpc's, of a closed channel
+        except ValueError:  # gRPC's error for a closed channel
             raise HostGoneError("the session was closed here") from None
 
     def end(self) -> None:
-        """Ends the requests, and the host the session; ``ended`` is set when it has. Not in a child that was forked."""
+        """Ends the stream of messages, upon which the host ends the session; ``ended`` is set when it has. It has no
+        effect in a forked child."""
         if not self.origin.here:
             return
         with self._lock:
@@ -169,8 +171,8 @@ class Stream:
         self._out.put(None)
 
     def close(self, wait: float | None = 5.0) -> None:
-        """Breaks the stream if the host has not ended it within ``wait`` seconds. In a child that was forked it does nothing:
-        the stream is the parent's."""
+        """Breaks the stream if the host has not ended it within ``wait`` seconds. It has no effect in a forked
+        child: the stream belongs to the parent."""
         if not self.origin.here:
             return
         other = threading.current_thread() is not self._receiver
@@ -184,7 +186,7 @@ class Stream:
 
 
 def unreachable(path: str) -> str:
-    """Why nothing can be reached at a socket; empty if something can."""
+    """Returns the reason for which a socket cannot be reached; "" if it can."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         s.settimeout(1.0)
         try:
@@ -204,19 +206,20 @@ def unreachable(path: str) -> str:
 
 
 def foreign(path: str) -> str:
-    """Why a socket's server may not have this process's memory; empty if it may, or nothing answers."""
+    """Returns the reason for which a socket's server must not get this process's memory; "" if it may, or if no
+    server answers."""
     found = _listening(path)
     return _foreign(found[1], path) if found else ""
 
 
 def listener(path: str) -> int:
-    """The process that has called listen on a socket, also one that is stopped; 0 if there is none."""
+    """Returns the process that listens on a socket, also if it is stopped; 0 if there is none."""
     found = _listening(path)
     return found[0] if found else 0
 
 
 def _listening(path: str) -> tuple[int, int] | None:
-    """Of what answers at a socket, its process and user."""
+    """Returns the process and the user of a socket's server."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         s.settimeout(1.0)
         try:
@@ -227,13 +230,14 @@ def _listening(path: str) -> tuple[int, int] | None:
 
 
 def _listener(s: socket.socket) -> tuple[int, int]:
-    """The kernel says which process has called listen, and its user."""
+    """Returns the process that called listen and its user, from the kernel."""
     pid, uid, _ = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return pid, uid & 0xFFFFFFFF
 
 
 def _foreign(uid: int, path: str) -> str:
-    """Root may be the host, this process's user, who is named, and who has a directory of its own where root alone makes any."""
+    """The host may run as root, as this process's user, as a named user, or as the owner of a directory in a place
+    where only root makes directories."""
     if uid in (0, os.geteuid()) or str(uid) in os.environ.get(HOST_USER, "").split(",") or _given(os.path.dirname(path), uid):
         return ""
     return (
@@ -243,7 +247,7 @@ def _foreign(uid: int, path: str) -> str:
 
 
 def _given(directory: str, uid: int) -> bool:
-    """Whether root has given a user the directory, which no other user writes to."""
+    """Whether root has given a user the directory, and no other user can write to it."""
     try:
         at = os.path.realpath(directory)
         owner = uid
@@ -260,7 +264,7 @@ def _given(directory: str, uid: int) -> bool:
 
 
 def checked(m: Any) -> Any:
-    """Raises what is not an answer."""
+    """Returns an answer, or raises it if it is an error."""
     if isinstance(m, Exception):
         raise m
     if m.WhichOneof("body") == "error":
@@ -271,7 +275,7 @@ def checked(m: Any) -> Any:
 
 
 def send_descriptor(path: str, nonce: bytes, tag: int, fd: int, timeout: float) -> None:
-    """Hands a file descriptor to the host under a tag."""
+    """Sends a file descriptor to the host with a tag."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         s.settimeout(timeout)
         try:

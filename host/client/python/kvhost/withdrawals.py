@@ -1,4 +1,4 @@
-"""Stores that are taken back from a host that does not answer."""
+"""Withdrawals of stores from a host that does not answer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _ALL = (1 << 64) - 1
 
 
 class Withdrawals:
-    """The word of one session in memory of this process, which the host reads after it has read a store's pages, and before it
-    publishes anything of them."""
+    """The word of one session in memory of this process. The host reads it after a store's pages, and before it
+    publishes them."""
 
     def __init__(self) -> None:
         self.arena = Arena(mmap.PAGESIZE)
@@ -21,15 +21,15 @@ class Withdrawals:
         self._closed = False
 
     def withdraw(self, job: int = _ALL) -> None:
-        """Takes back the store of that number and all before it: their blocks may be used again when this returns."""
+        """Takes back the store with a number and all earlier ones. Their blocks may be used again when this returns."""
         with self._lock:
             if not self._closed and self._word[0] < job:
                 self._word[0] = job
-        with self._lock:  # what takes a lock stays behind what was written before the lock was given back, on each processor
+        with self._lock:  # the lock is a memory barrier: on every processor, later writes follow the write of the word
             pass
 
     def close(self) -> None:
-        """The host keeps its mapping as long as it has the session."""
+        """Closes the memory here. The host keeps its mapping as long as it has the session."""
         self.withdraw()
         with self._lock:
             if not self._closed:
