@@ -76,7 +76,7 @@ class DeviceMemory:
                               "an allocator for sleep mode") from None
 
     def take_back(self) -> bool:
-        """Raises an error: CUDA cannot take shared memory back."""
+        """Returns False: CUDA cannot take shared memory back."""
         return False
 
     def register(self, session: Session, group: int, pages: Sequence[PagesAt]) -> None:

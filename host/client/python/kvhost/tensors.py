@@ -29,7 +29,7 @@ class Rows:
 
     offset: int
     count: int
-    size: int  # bytes of each
+    size: int  # bytes of each row
 
 
 def samples(fd: int, size: int, name: str) -> Iterator[Span]:

@@ -236,8 +236,8 @@ def _listener(s: socket.socket) -> tuple[int, int]:
 
 
 def _foreign(uid: int, path: str) -> str:
-    """The host may run as root, as this process's user, as a named user, or as the owner of a directory in a place
-    where only root makes directories."""
+    """Returns the reason for which a user must not be the host's. It is "" for root, this process's user, a named
+    user, and a user whom root has given the directory."""
     if uid in (0, os.geteuid()) or str(uid) in os.environ.get(HOST_USER, "").split(",") or _given(os.path.dirname(path), uid):
         return ""
     return (

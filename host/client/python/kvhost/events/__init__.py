@@ -1,4 +1,4 @@
-"""What becomes resident in the host, and what goes: the host's stream, as a connector reads it (README.md in this directory)."""
+"""The host's stream of stored and removed chunks, for connectors (README.md in this directory)."""
 
 from kvhost.events.reader import Change, Changed, EventReader
 from kvhost.events.stream import Event, EventBatch, EventStream, Position

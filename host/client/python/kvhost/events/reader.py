@@ -22,23 +22,23 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 class Changed(enum.Enum):
     STORED = 1
     EVICTED = 2
-    RESET = 3  # a snapshot begins: only what is STORED from here on is resident
-    COMPLETE = 4  # it ends
+    RESET = 3  # a snapshot begins: only chunks STORED after it are resident
+    COMPLETE = 4  # the snapshot ends
 
 
 @dataclass(frozen=True)
 class Change:
     kind: Changed
-    event: Event | None = None  # of STORED and EVICTED
-    when: float = 0.0  # of RESET, by time.monotonic(): the snapshot was not begun before
+    event: Event | None = None  # set for STORED and EVICTED
+    when: float = 0.0  # for RESET: a time before the snapshot's begin, by time.monotonic()
 
 
 class EventReader:
     """Reads a host's events in a thread of its own until it is closed.
 
-    It resumes after the last batch that it queued. If the host does not hold what follows any more, or has restarted,
-    the host sends a snapshot. When the queue is full the reader stops reading. If the host's log overflows by then, the
-    host sends a snapshot, too. So neither side holds more than its bound, and nothing is lost unnoticed."""
+    It resumes after the last batch that it queued. If the host no longer has the following events, or has restarted, it
+    sends a snapshot. When the queue is full, the reader stops reading. If the host's log overflows meanwhile, the host
+    sends a snapshot, too. So neither side holds more than its bound, and every loss is noticed."""
 
     def __init__(
         self,
@@ -48,8 +48,9 @@ class EventReader:
         wanted: Callable[[Event], bool] = lambda e: True,
         name: str = "",
     ) -> None:
-        """``open`` starts a stream after a position. It returns None, or raises, while there is no host. ``limit`` is
-        the most changes that are queued. ``wanted`` runs in the reader's thread: changes of other keys are dropped."""
+        """``open`` starts a stream after a position. It returns None, or raises, without a host. ``limit`` is the
+        most queued changes. ``wanted`` runs on the reader's thread and selects keys: changes of other keys are
+        dropped."""
         self._open, self._limit, self._wanted = open, limit, wanted
         self._origin = Origin()
         self._wake = threading.Condition()
@@ -62,7 +63,7 @@ class EventReader:
         self._thread.start()
 
     def take(self, most: int) -> list[Change]:
-        """At most so many changes, in order, without waiting."""
+        """Returns at most the given number of changes, in order, without waiting."""
         if not self._queue:
             return []
         with self._wake:
@@ -71,12 +72,12 @@ class EventReader:
         return taken
 
     def wait(self, seconds: float) -> bool:
-        """Returns when a change is queued, or the time is over; whether there is one."""
+        """Waits for a queued change, for a limited time, and returns whether there is one."""
         with self._wake:
             return self._wake.wait_for(lambda: self._queue or self._closed, seconds) and bool(self._queue)
 
     def restart(self) -> None:
-        """Forgets what was read: the next change is the RESET of a new snapshot."""
+        """Forgets all changes: the next one is the RESET of a new snapshot."""
         with self._wake:
             self._life += 1
             self._after = None
@@ -146,8 +147,8 @@ class EventReader:
             stream.close()
 
     def _put(self, changes: list[Change], after: Position | None, life: int) -> bool:
-        """Queues changes when there is room for them; false when the reader was closed or restarted. ``after`` is where
-        to resume then, None within a snapshot: it is read again from its start."""
+        """Queues changes when there is room for them. Returns False if the reader was closed or restarted. ``after``
+        is the position to resume at afterwards; None within a snapshot, which is read again from its start."""
 
         def over() -> bool:
             return self._closed or self._life != life
@@ -155,7 +156,7 @@ class EventReader:
         with self._wake:
             for change in changes:
                 if len(self._queue) >= self._limit:
-                    self._wake.notify_all()  # or nothing is taken while the rest of the batch waits
+                    self._wake.notify_all()  # otherwise no change is taken while the rest of the batch waits
                     self._wake.wait_for(lambda: len(self._queue) < self._limit or over())
                 if over():
                     return False

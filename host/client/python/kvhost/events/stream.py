@@ -1,4 +1,4 @@
-"""What becomes resident in the host, and what goes."""
+"""The host's stream of stored and removed chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvhost.v1 import kvhost_pb2 as pb
 
 @dataclass(frozen=True)
 class Position:
-    """Where a reader of events is. The default starts with a snapshot."""
+    """The position of a reader of events. The default starts with a snapshot."""
 
     epoch: int = 0
     seq: int = 0
@@ -22,19 +22,19 @@ class Position:
 
 @dataclass(frozen=True)
 class Event:
-    stored: bool  # else it was evicted
-    namespace: bytes  # its digest
+    stored: bool  # the chunk was stored; False: it was removed
+    namespace: bytes  # digest of the namespace
     group: int
     key: bytes
-    parent: bytes = b""  # of a chunk that was stored, where the host knows it
+    parent: bytes = b""  # parent of a stored chunk, if the host knows it
 
 
 @dataclass(frozen=True)
 class EventBatch:
     """Some events, to be applied in order.
 
-    The batches of a snapshot list what is resident: when the first of them comes, forget everything. ``after`` is where
-    to resume after this batch, None within a snapshot."""
+    The batches of a snapshot list the resident chunks: at the first of them, forget all earlier ones. ``after`` is the
+    position to resume at after this batch; None within a snapshot."""
 
     events: list[Event]
     snapshot: bool
@@ -43,12 +43,12 @@ class EventBatch:
 
 
 class EventStream:
-    """Batches of events, without an end. Iterate in a thread of your own; any thread may close it."""
+    """An endless stream of batches of events. Iterate in a thread of your own; any thread may close it."""
 
     def __init__(
         self, path: str, channel: grpc.Channel, namespace: bytes, key_bytes: int, after: Position | None, *, owned: bool = False
     ) -> None:
-        """``owned``: the channel ends with the stream."""
+        """With ``owned`` the channel ends with the stream."""
         self._path, self._origin = path, Origin()
         self._channel = channel if owned else None
         self._key_bytes = key_bytes
@@ -62,7 +62,8 @@ class EventStream:
 
     @classmethod
     def connect(cls, path: str, namespace: bytes, key_bytes: int, after: Position | None = None) -> EventStream:
-        """A stream without a session, of a namespace's digest, or of all namespaces if that is empty."""
+        """Returns a stream without a session, of the namespace with a digest, or of all namespaces if the digest is
+        empty."""
         channel = grpc.insecure_channel("unix:" + path, options=[("grpc.use_local_subchannel_pool", 1)])
         return cls(path, channel, namespace, key_bytes, after, owned=True)
 

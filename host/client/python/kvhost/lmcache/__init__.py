@@ -1,9 +1,9 @@
-"""LMCache's MP server keeps its L2 in kvhost, by one flag::
+"""kvhost as the L2 of LMCache's MP server, by one flag::
 
     --l2-adapter '{"type":"plugin","module_path":"kvhost.lmcache","class_name":"KvhostL2Adapter",
       "adapter_params":{"socket":"..."}}'
 
-``README.md`` in this directory says what the parameters are.
+``README.md`` in this directory describes the parameters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["KvhostL2Adapter", "KvhostL2AdapterConfig"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports LMCache with the classes that need it, and not before."""
+    """Imports a class on first use, since it needs LMCache."""
     if name == "KvhostL2Adapter":
         from kvhost.lmcache.adapter import KvhostL2Adapter
 

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvhost")
 
-_MOST_TOUCHES = 64  # that wait for the host: more are left out
+_MOST_TOUCHES = 64  # most touches that wait for the host; further ones are dropped
 
 _R = TypeVar("_R")
 
 
 class _Tasks(Generic[_R]):
-    """The tasks of one sort: threads that do them, what they gave, and the notifier that says so."""
+    """The tasks of one sort: their threads, their results, and the notifier of results."""
 
     def __init__(self, name: str, threads: int, ids: Callable[[], int], host: Connector) -> None:
         self._host = host
@@ -51,7 +51,7 @@ class _Tasks(Generic[_R]):
         self.fd: int = self._notifier.fileno()
 
     def submit(self, work: Callable[[], _R], failed: Callable[[], _R]) -> L2TaskId:
-        """Has work done. Its result is that of ``failed`` should it raise."""
+        """Queues work. If it raises, its result is that of ``failed``."""
         task = self._ids()
 
         def run() -> None:
@@ -76,7 +76,7 @@ class _Tasks(Generic[_R]):
         return task
 
     def fail_queued(self) -> None:
-        """What no thread has begun fails: the threads may all wait for a host that is stopped."""
+        """Fails the tasks that no thread has begun, since all threads may wait for a stopped host."""
         with self._lock:
             over = {task: failed() for task, (future, failed) in self._queued.items() if future.cancel()}
             for task in over:
@@ -102,7 +102,7 @@ class _Tasks(Generic[_R]):
 class KvhostL2Adapter(L2AdapterInterface):
     """LMCache's L2 in a kvhost on this machine. The host evicts by its own policies, so LMCache sees no capacity.
 
-    While the host is gone, lookups miss, stores fail, and nothing waits; it is used again when it is back."""
+    Without a host, lookups miss, stores fail, and no call waits. The host is used again when it is back."""
 
     def __init__(self, config: KvhostL2AdapterConfig, l1_memory_desc: L1MemoryDesc | None = None) -> None:
         super().__init__()
@@ -115,11 +115,11 @@ class KvhostL2Adapter(L2AdapterInterface):
         self._mapping: Mapping | None = None
         if l1_memory_desc is not None:
             self._mapping = Mapping.find(l1_memory_desc.ptr, l1_memory_desc.size)
-        self._kinds: set[Kind] = set()  # that have their place in the pool
+        self._kinds: set[Kind] = set()  # kinds with a place in the pool
         self._lock = threading.Lock()
         self._last_task = 0
-        self._sizes: dict[tuple[str, int, int], int] = {}  # of objects, by row: layouts do not know serdes
-        self._dtypes: dict[tuple[str, int, int], str] = {}  # likewise
+        self._sizes: dict[tuple[str, int, int], int] = {}  # sizes of objects, by row, since layouts do not cover serdes
+        self._dtypes: dict[tuple[str, int, int], str] = {}  # data types of objects, by row
         self._chains = Chains()
         self._locks = Locks()
         self._residents: Residents[ObjectKey] = Residents()
@@ -147,7 +147,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         return self._stores.pop_all()
 
     def _do_store(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2StoreResult:
-        """All or nothing is what LMCache wants to hear: it may drop from L1 what L2 says it has."""
+        """Returns whether all objects were stored, since LMCache may drop objects from L1 that L2 reports as stored."""
         kept, stored_bytes = 0, 0
         for kind, members in self._by_kind(keys, objects).items():
             results = self._store.store(kind, [self._object(keys[i], objects[i]) for i in members])
@@ -194,7 +194,7 @@ class KvhostL2Adapter(L2AdapterInterface):
             try:
                 hit = self._store.lookup(kind, [digests[i] for i in places])
             except HostGoneError:
-                continue  # this one's keys are missed, those found before are locked
+                continue  # these keys are misses; earlier hits stay locked
             self._locks.hold(kind, hit)
             bitmap.batched_set([i for i, found in zip(places, hit.found) if found])
             self._learn_resident([keys[i] for i, found in zip(places, hit.found) if found], kind.object_bytes)
@@ -229,7 +229,7 @@ class KvhostL2Adapter(L2AdapterInterface):
     # What else LMCache asks
 
     def get_memory_tags(self) -> MemoryTags:
-        """Where the objects are, for requests that want them from some places only. LMCache asks from 0.5.7 on."""
+        """Returns the places of objects, for requests that only accept some places. LMCache calls it from 0.5.7 on."""
         from lmcache.v1.distributed.api import MemoryResidency, MemorySegment, MemoryTags
 
         o = self._options
@@ -240,7 +240,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         )
 
     def submit_touch(self, keys: list[ObjectKey]) -> None:
-        """LMCache has used objects that its L1 has. The host's policies hear of it, unless the host is slow to answer."""
+        """Reports objects that LMCache has used from its L1 to the host's policies, unless the host is slow."""
         self._notify_keys_accessed(keys)
         members: dict[Kind, list[bytes]] = defaultdict(list)
         for key in keys:
@@ -254,15 +254,15 @@ class KvhostL2Adapter(L2AdapterInterface):
             for kind, digests in members.items():
                 self._store.touch(kind, digests)
         except HostGoneError:
-            pass  # what it has is as old as it was
+            pass  # the objects keep their age
         except Exception as e:
             log.warning("LMCache's use of %d objects was not told: %s", sum(map(len, members.values())), e)
         finally:
             self._touches.release()
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Deletes what the host has of these. Objects in use stay. It never raises: LMCache's eviction does not expect
-        that."""
+        """Deletes objects from the host. Objects in use stay. It never raises, since LMCache's eviction does not
+        expect that."""
         members: dict[Kind, list[ObjectKey]] = defaultdict(list)
         for key in keys:
             if kind := self._kind(key, self._sizes.get(_row(key), 0)):
@@ -285,7 +285,8 @@ class KvhostL2Adapter(L2AdapterInterface):
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
     ) -> KeyListPage:
-        """Lists what this server has stored or found, less what it has missed since. Others' objects are not in it."""
+        """Lists the objects that this server has stored or found, except those that it has missed since. Objects of
+        other servers are not listed."""
         page, following = self._residents.page(model_name, page_size, cursor)
         return KeyListPage(tuple(KeyEntry(key.to_encoded_object_key(), size) for key, size in page), following)
 
@@ -303,7 +304,7 @@ class KvhostL2Adapter(L2AdapterInterface):
     def close(self) -> None:
         if not self._origin.here:
             return
-        self._store.close()  # what is under way fails at once
+        self._store.close()  # running calls fail at once
         for tasks in (self._stores, self._lookups, self._loads):
             tasks.close()
         self._toucher.shutdown(cancel_futures=True)
@@ -326,7 +327,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         return members
 
     def _kind(self, key: ObjectKey, size: int) -> Kind | None:
-        """None while it is unknown how large such objects are."""
+        """Returns the kind of an object; None while its size is unknown."""
         if size == 0:
             return None
         group = (("object_group", str(key.object_group_id)), *self._options.apart)
@@ -336,7 +337,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         )  # fmt: skip
         if self._mapping is not None and self._l1 is not None and kind not in self._kinds:
             self._kinds.add(kind)
-            # L1 puts objects of one size side by side. Those elsewhere go through the arena.
+            # L1 puts objects of one size side by side. Other objects pass through the arena.
             self._host.put(kind, Place.of_blocks(self._mapping, self._l1.ptr, self._l1.size, size))
         return kind
 
@@ -350,7 +351,7 @@ class KvhostL2Adapter(L2AdapterInterface):
 
 
 def _row(key: ObjectKey) -> tuple[str, int, int]:
-    """What objects of one size have in common."""
+    """Returns the key fields that objects of one size share."""
     return key.model_name, key.kv_rank, key.object_group_id
 
 
@@ -360,7 +361,7 @@ def _memory_dtype(memory: MemoryObj) -> str:
 
 
 def _layout_bytes(layout: MemoryLayoutDesc | None) -> int:
-    """The bytes of an object, 0 where the layout does not say."""
+    """Returns the bytes of an object; 0 if the layout does not have them."""
     if layout is None:
         return 0
     return sum(shape.numel() * dtype.itemsize for shape, dtype in zip(layout.shapes, layout.dtypes))

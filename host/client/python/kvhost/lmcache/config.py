@@ -1,4 +1,4 @@
-"""What ``adapter_params`` may say."""
+"""The settings in ``adapter_params``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _WHERE = "adapter_params"
 
 @dataclass
 class AdapterOptions(Options):
-    """``threads``: that store, and as many that load. ``tenants``: numbers for cache salts. ``shared``: other machines have the
-    host's roots, too, as a bucket's."""
+    """``threads`` is the number of storing threads, and that of loading threads. ``tenants`` has numbers for cache
+    salts. ``shared`` says that other machines use the host's roots, too, as with a bucket."""
 
     threads: int = 2
     shared: bool = False

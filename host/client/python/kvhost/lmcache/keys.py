@@ -1,4 +1,4 @@
-"""How LMCache's object keys become the host's."""
+"""The host's keys of LMCache's objects."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Protocol
 from kvhost.objects.kind import KEY_BYTES
 
 _CHAINED_KEYS = 1 << 16
-_LONGEST_SALT = (1 << 16) - 1  # bytes
+_LONGEST_SALT = (1 << 16) - 1  # most bytes of a salt that is used as it is
 
 
 class ObjectKey(Protocol):
-    """What is read of LMCache's ``ObjectKey``."""
+    """The used fields of LMCache's ``ObjectKey``."""
 
     @property
     def chunk_hash(self) -> bytes: ...
@@ -30,7 +30,8 @@ class ObjectKey(Protocol):
 
 
 def host_key(key: ObjectKey) -> bytes:
-    """All that sets an object apart but the model: the chunk's hash, rank, group and salt."""
+    """Returns the host's key: a hash of all of an object's identity except the model, which is the chunk's hash,
+    rank, group and salt."""
     salt, form = _salted(key.cache_salt)
     parts = struct.pack("<IIH", key.kv_rank, key.object_group_id, len(salt)) + salt + key.chunk_hash
     return hashlib.blake2b(parts, digest_size=KEY_BYTES, person=form).digest()
@@ -38,7 +39,7 @@ def host_key(key: ObjectKey) -> bytes:
 
 @functools.lru_cache(maxsize=1)  # a client makes it as long as it likes, and all keys of a prompt have it
 def _salted(salt: str) -> tuple[bytes, bytes]:
-    """A salt, or the digest of a long one, and the form of the keys with it."""
+    """Returns a salt, or the digest of a long one, and the form of the keys with it."""
     raw = salt.encode("utf-8", "surrogatepass")
     if len(raw) <= _LONGEST_SALT:
         return raw, b"kvhost.lmcache.1"
@@ -46,15 +47,15 @@ def _salted(salt: str) -> tuple[bytes, bytes]:
 
 
 class Chains:
-    """Which object's tokens come before which. LMCache's keys do not say it, but a lookup names a prompt's chunks
-    in their order, rank by rank and group by group, and it precedes the store. The host's policies need it."""
+    """The order of objects in prompts, which the host's policies need. LMCache's keys do not contain it, but a
+    lookup names a prompt's chunks in order, rank by rank and group by group, and precedes the store."""
 
     def __init__(self, most: int = _CHAINED_KEYS) -> None:
         self._most = most
-        self._places: dict[bytes, tuple[bytes, int]] = {}  # the key before, and how many there are; oldest first
+        self._places: dict[bytes, tuple[bytes, int]] = {}  # by key: the preceding key, and the number of preceding keys; oldest first
 
     def learn(self, keys: Iterable[ObjectKey], digests: Sequence[bytes]) -> None:
-        """Takes the keys of one lookup."""
+        """Records the keys of one lookup."""
         last: dict[tuple[int, int], tuple[bytes, int]] = {}
         for key, digest in zip(keys, digests):
             row = (key.object_group_id, key.kv_rank)
@@ -66,5 +67,5 @@ class Chains:
             del self._places[next(iter(self._places))]
 
     def place(self, digest: bytes) -> tuple[bytes, int]:
-        """The parent and the depth of a key. Unknown ones start a prefix."""
+        """Returns the parent and the depth of a key. An unknown key starts a prefix."""
         return self._places.get(digest, (b"", 0))

@@ -1,4 +1,4 @@
-"""Which objects this server knows to be in the host."""
+"""The objects that this server knows to be in the host."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _K = TypeVar("_K", bound=ObjectKey)
 
 
 class Residents(Generic[_K]):
-    """Objects that were stored or found by this server, until it deletes them or a lookup misses them. It is what
-    LMCache's accounting and listing see. The host cannot list them: it knows hashes of LMCache's keys only."""
+    """Objects that this server has stored or found, until it deletes them or a lookup misses them. LMCache's
+    accounting and listing use them, since the host knows only hashes of LMCache's keys."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sizes: dict[_K, int] = {}
 
     def add(self, keys: Iterable[_K], size: int) -> list[_K]:
-        """Notes objects, and returns those that were not known."""
+        """Adds objects, and returns the new ones."""
         with self._lock:
             new = [key for key in keys if key not in self._sizes]
             self._sizes.update((key, size) for key in new)
             return new
 
     def remove(self, keys: Iterable[_K], size: int) -> list[_K]:
-        """Notes that objects of a size are gone, and returns those that were known."""
+        """Removes objects of a size, and returns those that were known."""
         with self._lock:
             gone = [key for key in keys if self._sizes.get(key) == size]
             for key in gone:
@@ -36,7 +36,7 @@ class Residents(Generic[_K]):
             return gone
 
     def page(self, model: str | None, most: int, after: str | None) -> tuple[list[tuple[_K, int]], str | None]:
-        """The next objects in the order of their names, and where the page after this one starts."""
+        """Returns the next objects in the order of their names, and the start of the following page."""
         if most <= 0:
             raise ValueError(f"page_size {most}, want a number above 0")
         if after is not None and after.count("@") != 4:
@@ -57,5 +57,5 @@ class Residents(Generic[_K]):
 
 
 def name_of(key: ObjectKey) -> str:
-    """A key as text. No part of it holds an @."""
+    """Returns a key as text. None of its parts contains an @."""
     return f"{key.model_name}@{key.kv_rank:08x}@{key.object_group_id:08x}@{key.chunk_hash.hex()}@{key.cache_salt}"

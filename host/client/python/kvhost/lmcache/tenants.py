@@ -1,4 +1,4 @@
-"""Which of the host's tenants a cache salt is."""
+"""The host's tenants of cache salts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import functools
 import zlib
 from collections.abc import Mapping
 
-#: Tenants made from salts start here: numbers below are the operator's.
+#: The least number of a tenant that is made from a salt. Lower numbers are the operator's.
 HASHED = 1 << 31
 
 
 class TenantError(ValueError):
-    """Tenants that the host cannot have."""
+    """The configured tenants are not possible in the host."""
 
 
 def check_tenants(tenants: object) -> None:
@@ -23,8 +23,8 @@ def check_tenants(tenants: object) -> None:
 
 
 def tenant(salt: str, named: Mapping[str, int]) -> int:
-    """The number of a salt: the operator's; 0 without a salt; otherwise made from it, so that it survives restarts.
-    Salts that share a number share a quota, not objects: the salt is in every key."""
+    """Returns the number of a salt: the operator's; 0 without a salt; otherwise a number that is made from the salt,
+    so that it survives restarts. Salts that share a number share a quota, not objects: the salt is in every key."""
     if salt in named:
         return named[salt]
     return _hashed(salt) if salt else 0

@@ -1,7 +1,7 @@
-"""Objects: bytes of a fixed size in this process' memory, under one key each.
+"""Objects: bytes of a fixed size in this process's memory, each with a key.
 
-What the connectors of cache servers have in common. To the host an object is a chunk of one block. An
-:class:`ObjectStore` stores, looks up and loads batches of them, and finds the host again after it was gone.
+This is the common part of connectors of cache servers. An object is a chunk of one block in the host. An
+:class:`ObjectStore` stores, looks up and loads batches of objects, and connects again after the host was gone.
 """
 
 from kvhost.objects.connection import Connection, Connector

@@ -30,17 +30,17 @@ _ALIGN = 4096
 
 
 def stride(kind: Kind) -> int:
-    """What an object takes of an arena: its pages, one after the other."""
+    """Returns the bytes of an object in an arena: its pages, one after the other."""
     return -(-kind.object_bytes // _ALIGN) * _ALIGN
 
 
 def offsets(kind: Kind) -> list[int]:
-    """Where an object's pages are in its block of an arena."""
+    """Returns the offsets of an object's pages in its block of an arena."""
     return [0, *itertools.accumulate(kind.pages[:-1])]
 
 
 class TakenBack(HostStoppedError):
-    """A store was withdrawn: its memory is the caller's again, though the host was lost in the middle of it."""
+    """A store was withdrawn: the caller may use its memory again, although the host was lost during the store."""
 
 
 @dataclass
@@ -52,12 +52,11 @@ class _Open:
 class Connection:
     """The sessions with one run of the host, one for each kind of object, and the arena that they share.
 
-    When one session is lost all are, and the arena with them: it is unknown whether a copy of a job that was under way
-    still touches it."""
+    The loss of one session ends all, and the arena with them, since a copy of a running job may still touch it."""
 
     def __init__(self, options: Options, engine: str) -> None:
         self._options = options
-        # Of this connection alone: processes of two containers may have the same number.
+        # Unique to this connection: processes of two containers may have the same number.
         self._engine = f"{engine}-{os.getpid()}-{os.urandom(4).hex()}"
         self.arena = Arena(options.arena_bytes)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.arena.view))
@@ -71,8 +70,8 @@ class Connection:
 
     @contextmanager
     def session(self, kind: Kind, place: Place | None) -> Iterator[Session]:
-        """The session for objects of a kind in the arena, or in their place. It is opened at its first use, and stays
-        open while it is used."""
+        """Returns the session for objects of a kind, in the arena or in place. It is opened at its first use, and
+        stays open while it is used."""
         key = (kind, place)
         with self._lock:
             if self._lost:
@@ -122,13 +121,13 @@ class Connection:
         return session
 
     def _idle(self) -> list[Session]:
-        """Takes out what is open beyond the most there may be."""
+        """Removes idle sessions beyond the limit."""
         surplus = len(self._open) - self._options.sessions
         keys = [key for key, o in self._open.items() if o.users == 0][: max(0, surplus)]
         return [self._open.pop(key).session for key in keys]
 
     def _unused(self) -> list[Session]:
-        """Takes out what is used no more once the connection is lost, and with the last of it the arena."""
+        """Removes unused sessions after the loss of the connection, and the arena with the last of them."""
         if not self._lost:
             return []
         keys = [key for key, o in self._open.items() if o.users == 0]
@@ -141,18 +140,18 @@ class Connection:
         return unused
 
     def fence(self, place: Place) -> None:
-        """Returns when the host cannot touch objects in their place any more, after a session was lost. Called inside
+        """Waits, after the loss of a session, until the host cannot touch objects in place any more. Call it inside
         :meth:`session`."""
         self.close()
-        assert self._process is not None  # as long as a session is in use
+        assert self._process is not None  # set while a session is in use
         self._process.wait_unmapped(place.mapping)
 
     def sessions(self) -> int:
         return len(self._open)
 
     def close(self, wait: float = 5.0) -> None:
-        """Ends the sessions, which the host has ``wait`` seconds for each. Those in use end with their last user, and so does the
-        arena."""
+        """Ends the sessions; the host has ``wait`` seconds for each. Sessions in use end with their last user, and
+        so does the arena."""
         with self._lock:
             self._lost, self._wait = True, min(wait, self._wait)
             running = [o.session for o in self._open.values() if o.users]
@@ -171,7 +170,8 @@ def _share(session: Session, place: Place) -> None:
 
 
 class Connector:
-    """The way to the host: while it is gone, attempts fail at once and are made again after a pause that grows."""
+    """The connection to a host that comes and goes. While it is gone, calls fail at once, and attempts to connect
+    follow after growing pauses."""
 
     def __init__(self, options: Options, engine: str, clock: Callable[[], float] = time.monotonic) -> None:
         """``engine`` is the program's name."""
@@ -180,22 +180,23 @@ class Connector:
         self._origin = Origin()
         self._lock = threading.Lock()
         self._connection: Connection | None = None
-        self._proven = False  # the current connection has had a session
+        self._proven = False  # the present connection has had a session
         self._pause, self._next = 0.0, 0.0
-        self._away: VersionError | None = None  # what the last attempt found in place of a host that it can use
+        self._away: VersionError | None = None  # the last attempt found a host of another version; None: it did not
         self._closed = False
         self._fences = 0
         self._places: dict[Kind, Place] = {}
         self.losses = 0
-        #: Called when a call begins to wait for a host that it has given up. All others fail at once until that has ended.
+        #: Called when a call begins to wait for an abandoned host. All other calls fail at once until that wait has
+        #: ended.
         self.on_fence: list[Callable[[], None]] = []
 
     def put(self, kind: Kind, place: Place) -> None:
-        """Says where objects of a kind may be in shared memory, so that they need not go through the arena."""
+        """Sets the place of objects of a kind in shared memory, so that they need not pass through the arena."""
         self._places[kind] = place
 
     def place(self, kind: Kind, pages: Sequence[Sequence[int]] = ()) -> tuple[Place | None, list[int]]:
-        """Where objects are, and as which blocks, if all of them are where the host can reach them."""
+        """Returns the place and the blocks of objects if the host can reach all of them; otherwise None."""
         place = self._places.get(kind)
         if place is None:
             return None, []
@@ -205,8 +206,9 @@ class Connector:
 
     @contextmanager
     def session(self, kind: Kind, place: Place | None, *, copies: bool = False) -> Iterator[tuple[Connection, Session]]:
-        """A session for objects of a kind. Without a host it raises :class:`HostGoneError`; a host that goes away inside is
-        given up for all. What ``copies`` objects in their place returns only once no copy is under way any more."""
+        """A context with a session for objects of a kind. Without a host it raises :class:`HostGoneError`. A host
+        that goes away inside is abandoned by all calls. With ``copies``, for objects in place, it ends only when
+        no copy is running any more."""
         self._origin.check()
         connection = self._current()
         try:
@@ -225,13 +227,13 @@ class Connector:
             raise HostGoneError(str(e)) from e
 
     def displace(self, kind: Kind, why: Exception) -> None:
-        """Objects of a kind go through the arena from now on."""
+        """Makes objects of a kind pass through the arena from now on."""
         if self._places.pop(kind, None) is not None:
             log.warning("host %s: %s's memory cannot be shared, objects are copied: %s", self.socket, kind.engine, why)
 
     def _fence(self, connection: Connection, place: Place, why: Exception) -> None:
-        """Waits for the end of copies that are not wanted any more. There is no new connection before: its sessions
-        would map the memory again."""
+        """Waits for the end of abandoned copies. No new connection is made before, since its sessions would map the
+        memory again."""
         with self._lock:
             self._fences += 1
         try:
@@ -253,7 +255,7 @@ class Connector:
 
     @property
     def gone(self) -> bool:
-        """Whether the last attempt failed. Before the first one it is unknown."""
+        """Whether the last attempt failed; False before the first one."""
         return self._connection is None and self._pause > 0
 
     def sessions(self) -> int:
@@ -290,7 +292,7 @@ class Connector:
     def _lose(self, connection: Connection, why: Exception) -> None:
         with self._lock:
             if connection is not self._connection:
-                return  # another thread has given it up already
+                return  # another thread has already abandoned the host
             self._connection = None
             self._away = why if isinstance(why, VersionError) else None
             self.losses += self._proven

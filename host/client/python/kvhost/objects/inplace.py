@@ -1,4 +1,4 @@
-"""Objects that stay where they are: memory of this process that the host maps, too."""
+"""Objects in place: memory of this process that the host maps, too."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Mapping:
     """A file that this process has mapped: POSIX shared memory or a memfd."""
 
     memory: SharedMemory
-    file: tuple[str, str]  # its device and inode, as the kernel prints them in maps
+    file: tuple[str, str]  # device and inode, as the kernel prints them in maps
     base: int  # the address of the file's first byte
 
     @classmethod
     def find(cls, address: int, size: int, fd: int = -1) -> Mapping | None:
-        """The file behind memory of this process, by a descriptor of it or by the name that the kernel gives it. None
-        where the memory is private, or not one file's."""
+        """Returns the file behind memory of this process, by a descriptor of it or by the kernel's name for it. None
+        if the memory is private or belongs to several files."""
         file, base, path = ("", "0"), 0, ""
         at, end = address, address + size
         with open("/proc/self/maps") as maps:
@@ -60,7 +60,7 @@ class Mapping:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the objects of a kind may be in shared memory: plane i of block b is b strides after ``planes[i]``."""
+    """The place of the objects of a kind in shared memory: plane i of block b is b strides after ``planes[i]``."""
 
     mapping: Mapping
     planes: tuple[tuple[int, int], ...]  # (address of block 0, stride)
@@ -68,12 +68,13 @@ class Place:
 
     @classmethod
     def of_blocks(cls, mapping: Mapping, address: int, size: int, object_bytes: int) -> Place:
-        """Objects of one page each, side by side in a pool, on pages of the processor."""
+        """Returns the place of objects of one page each, side by side in a pool and aligned to pages of the
+        processor."""
         stride = -(-object_bytes // _PAGE) * _PAGE
         return cls(mapping, ((address, stride),), (size - object_bytes) // stride + 1)
 
     def block(self, pages: Sequence[int]) -> int | None:
-        """The block of these pages, if they are one's."""
+        """Returns the block of these pages; None if they are not one block."""
         address, stride = self.planes[0]
         n, rest = divmod(pages[0] - address, stride)
         if rest or not 0 <= n < self.blocks or len(pages) != len(self.planes):
@@ -85,7 +86,7 @@ class Place:
 
 
 class HostProcess:
-    """The host's process. When a session is lost in the middle of a job, only the process can tell when memory is ours
+    """The host's process. When a session is lost during a job, only the process shows when its memory may be used
     again: it unmaps the memory of a session when no copy can touch it any more, or it dies."""
 
     def __init__(self, path: str) -> None:
@@ -117,14 +118,14 @@ class HostProcess:
                 return any(tuple(line.split(maxsplit=5)[3:5]) == file for line in maps)
         except ProcessLookupError:
             return False
-        except FileNotFoundError:  # it has ended since, or cannot be seen
+        except FileNotFoundError:  # the process has ended, or is not visible
             return not self._ended()
 
     def _ended(self) -> bool:
         return bool(select.select([self._fd], [], [], 0)[0])
 
     def wait_unmapped(self, mapping: Mapping) -> None:
-        """Returns when the process cannot touch the memory any more, which is when its last copy has ended."""
+        """Waits until the process cannot touch the memory any more, which is when its last copy has ended."""
         while self.maps(mapping.file):
             time.sleep(_POLL)
 

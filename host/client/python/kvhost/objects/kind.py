@@ -1,4 +1,4 @@
-"""What the objects of one session have in common."""
+"""The common properties of the objects of one session."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Kind:
-    """All that must agree for objects to share a session: the fields of a namespace with one group, and the tenant."""
+    """The properties that must agree for objects to share a session: the fields of a namespace with one group, and
+    the tenant."""
 
     model: str
-    engine: str  # the engine of these bytes: no other engine's objects have the same keys
-    pages: tuple[int, ...]  # bytes of each run of memory that an object is made of, in the order of its addresses
+    engine: str  # the engine that made the bytes, since no other engine has the same keys
+    pages: tuple[int, ...]  # bytes of each run of an object's memory, in the order of its addresses
     tenant: int = 0
     dtype: str = "opaque"
-    tokens: int = 1  # of an object, where the engine says it
-    extra: tuple[tuple[str, str], ...] = ()  # whatever else sets the bytes apart
-    #: What the pages hold, where ``dtype`` does not say it. Objects of one kind may differ in it.
+    tokens: int = 1  # tokens of an object, if the engine gives them
+    extra: tuple[tuple[str, str], ...] = ()  # further texts that separate the bytes
+    #: The data type of the pages if ``dtype`` does not name it. Objects of one kind may differ in it.
     page_dtype: str = field(default="", compare=False)
 
     @property

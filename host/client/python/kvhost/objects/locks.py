@@ -1,4 +1,4 @@
-"""Which leases stand for what an engine has found and not loaded yet."""
+"""The leases of objects that an engine has found and not loaded yet."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kvhost.objects.store import Hit
 class _Lock:
     kind: Kind
     hit: Hit
-    keys: set[bytes]  # not unlocked
-    until: float  # then the host's lease is long over
+    keys: set[bytes]  # keys that are still locked
+    until: float  # time after which the host's lease has certainly ended
     used: bool = False  # a load has taken the lease
 
 
 class Locks:
-    """A lookup locks the keys that it finds. An engine unlocks those that it will not load, loads the others at
-    once, and unlocks them. The host leases what one lookup found, and one load uses the lease up. Any number of
+    """A lookup locks the keys that it finds. An engine unlocks the keys that it will not load, loads the others
+    together, and unlocks them. The host leases the hits of one lookup, and one load uses up the lease. Several
     lookups may have locked a key."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +31,7 @@ class Locks:
         self._locks: list[_Lock] = []
 
     def hold(self, kind: Kind, hit: Hit) -> None:
-        """Notes what a lookup found."""
+        """Records the hits of a lookup."""
         if not hit.index:
             return
         now = self._clock()
@@ -40,7 +40,8 @@ class Locks:
             self._locks.append(_Lock(kind, hit, set(hit.index), now + 2 * hit.session.lease_seconds))
 
     def take(self, kind: Kind, keys: Sequence[bytes]) -> Hit | None:
-        """A lease that has all the keys, for one load. None when there is none: the load needs a lookup of its own."""
+        """Returns a lease with all the keys, for one load. None if there is none, and the load needs a lookup of its
+        own."""
         wanted = set(keys)
         with self._mutex:
             found = [k for k in self._locks if k.kind == kind and not k.used and wanted <= k.keys]
@@ -51,8 +52,7 @@ class Locks:
             return best.hit
 
     def drop(self, keys: Sequence[bytes]) -> list[Hit]:
-        """Unlocks keys once each. Returns the hits with a lease to be released: nothing of theirs is locked any
-        more."""
+        """Unlocks keys, each once. Returns the hits with no locked key left, to release their leases."""
         rest = set(keys)
         released: list[Hit] = []
         with self._mutex:
@@ -71,8 +71,8 @@ class Locks:
 
 
 def _strangeness(k: _Lock, keys: set[bytes]) -> int:
-    """0: all of a load's own. 1: part of what a lookup locked. 2: most likely another request's, taken only for
-    want of a better one. It costs that request a lookup, no more."""
+    """Ranks a lease for a load. 0: the load has all its keys. 1: the load has a part of its keys. 2: it is most
+    likely another request's, and used only without a better one, which costs that request a lookup."""
     if k.used:
         return 0 if k.keys == keys else 2
     return 1 if keys <= k.keys else 2

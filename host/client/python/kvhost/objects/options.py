@@ -1,4 +1,4 @@
-"""What users say of the host, in whatever configuration their engine has."""
+"""The host's settings in the configuration of any engine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _O = TypeVar("_O", bound="HostOptions")
 
 @dataclass
 class HostOptions:
-    """``socket``: the host's; or ``root`` and ``memory`` of one that the engine starts for itself (``kvhost.own``).
-    ``timeout``: seconds until a host that is slow counts as gone; one whose process is stopped does after two.
-    ``prefetch``: what a lookup finds is copied to the host's nearest level until it is loaded.
-    ``extra``: texts by name that must agree, too, for engines to share what they store."""
+    """``socket`` is the host's; or ``root`` and ``memory`` are those of a host that the engine starts for itself
+    (``kvhost.own``). ``timeout`` is the seconds until a slow host counts as gone; a stopped one counts as gone
+    after two. ``prefetch`` copies hits to the host's nearest level until their load. ``extra`` has further texts,
+    by name, that must agree for engines to share objects."""
 
     socket: str = "/run/kvhost/kvhost.sock"
     timeout: float = 30.0
@@ -33,7 +33,7 @@ class HostOptions:
 
     @classmethod
     def parse(cls: type[_O], where: str, said: Mapping[str, Any]) -> _O:
-        """Reads what a user said at a place of the engine's configuration. ValueError names what is wrong."""
+        """Reads the settings at a place of the engine's configuration. ValueError names a wrong setting."""
         known = {f.name: f.default for f in fields(cls) if f.init}
         for name, value in said.items():
             if name not in known:
@@ -49,23 +49,23 @@ class HostOptions:
 
     @property
     def apart(self) -> tuple[tuple[str, str], ...]:
-        """What ``extra`` adds to a kind. No name of it is one of an engine's."""
+        """Returns the additions of ``extra`` to a kind. Their names differ from all of the engine's."""
         return tuple((f"operator.{name}", self.extra[name]) for name in sorted(self.extra))
 
 
 @dataclass
 class Options(HostOptions):
-    """``arena_bytes``: shared memory that objects pass through. ``sessions``: the most with the host at a time; each kind of
-    object has one."""
+    """``arena_bytes`` is the size of the shared memory that objects pass through. ``sessions`` is the most sessions
+    with the host at a time; each kind of object has one."""
 
     arena_bytes: int = 1 << 30
     sessions: int = 64
 
 
 def _wrong(value: object, default: object) -> str:
-    """What would be right, where a value is not."""
+    """Returns a description of the right values if a value is wrong; otherwise ""."""
     if default is MISSING or default is None:
-        return ""  # its owner checks it
+        return ""  # the owner of the setting checks it
     if isinstance(default, bool):
         return "" if isinstance(value, bool) else "true or false"
     if isinstance(default, str):

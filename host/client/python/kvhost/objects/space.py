@@ -1,4 +1,4 @@
-"""Which bytes of an arena are free."""
+"""The free bytes of an arena."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class Space:
-    """Gives out blocks of an arena. A block of ``stride`` bytes stands at a multiple of its stride, so that objects of
+    """Allocates blocks of an arena. A block of ``stride`` bytes is at a multiple of its stride, so that objects of
     different sizes share one arena."""
 
     def __init__(self, size: int) -> None:
@@ -16,8 +16,8 @@ class Space:
         self._changed = threading.Condition()
 
     def take(self, stride: int, most: int, timeout: float) -> list[int]:
-        """Waits until a block is free and takes at least one, at most ``most``: their numbers, counted in strides.
-        No thread may wait here while it holds blocks."""
+        """Waits for a free block, takes at least one and at most ``most``, and returns their numbers, in strides. No
+        thread may wait here while it holds blocks."""
         if stride > self.size:
             raise ValueError(f"an object needs {stride} bytes, the arena has {self.size}: raise arena_bytes")
         with self._changed:

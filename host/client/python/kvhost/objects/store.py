@@ -1,4 +1,4 @@
-"""Batches of objects to the host and back."""
+"""Stores and loads of batches of objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvhost.session import DiscardResult, LoadChunk, LoadJob, Lookup, Result, Se
 _T = TypeVar("_T")
 
 
-#: Where an object's pages are in this process, one address for each page of its kind. The caller keeps them alive.
+#: The addresses of an object's pages in this process, one for each page of its kind. The caller keeps the memory alive.
 Addresses = Sequence[int]
 
 
@@ -26,12 +26,12 @@ Addresses = Sequence[int]
 class StoreObject:
     key: bytes
     pages: Addresses
-    parent: bytes = b""  # of the object with the tokens before, where the engine says so
+    parent: bytes = b""  # key of the object with the preceding tokens, if the engine names it
     depth: int = 0
 
 
 class Hit:
-    """What a lookup found. A lease keeps it there until it is loaded, released or too old."""
+    """The hits of a lookup. A lease keeps them until they are loaded, released or too old."""
 
     def __init__(self, keys: Sequence[bytes], lookup: Lookup, session: Session) -> None:
         self.lookup, self.session = lookup, session
@@ -39,7 +39,7 @@ class Hit:
         self.index = {key: i for i, key in enumerate(keys) if self.found[i]}
 
     def release(self) -> None:
-        """Ends the lease, without waiting for it. It never raises: a lease without a session is over, too."""
+        """Ends the lease, without waiting. It never raises, since a lease ends with its session."""
         try:
             self.lookup.release(wait=False)
         except HostGoneError:
@@ -53,17 +53,17 @@ class ObjectStore:
         self._host = connector
 
     def lookup(self, kind: Kind, keys: Sequence[bytes]) -> Hit:
-        """Which keys are there, each for itself, and a lease on those."""
+        """Looks up keys, each on its own, and leases the hits."""
 
         def look(place: Place | None, blocks: Sequence[int]) -> Hit:
             with self._host.session(kind, place) as (_, session):
-                prefetch = self._host.prefetch and session.levels > 1  # the load comes later
+                prefetch = self._host.prefetch and session.levels > 1  # prefetch, since the load comes later
                 return Hit(keys, session.lookup(keys, prefetch=prefetch), session)
 
         return self._either(kind, (), look)
 
     def touch(self, kind: Kind, keys: Sequence[bytes]) -> None:
-        """Tells the host's policies that these are used, by someone who has them already."""
+        """Tells the host's policies that objects were used from another cache."""
 
         def touch(place: Place | None, blocks: Sequence[int]) -> None:
             with self._host.session(kind, place) as (_, session):
@@ -74,7 +74,7 @@ class ObjectStore:
         self._either(kind, (), touch)
 
     def store(self, kind: Kind, objects: Sequence[StoreObject]) -> list[Result]:
-        """Stores objects by one job, or by several where the arena has no room for all. Returns what became of each."""
+        """Stores objects by one job, or by several if the arena has no room for all. Returns the result of each."""
 
         def store(place: Place | None, blocks: Sequence[int]) -> list[Result]:
             results: list[Result] = []
@@ -87,8 +87,8 @@ class ObjectStore:
         return self._either(kind, [o.pages for o in objects], store)
 
     def load(self, kind: Kind, keys: Sequence[bytes], pages: Sequence[Addresses], hit: Hit | None = None) -> list[bool]:
-        """Fills memory with objects, under the lease of a hit that has all the keys or under a new one. Returns
-        which were delivered. The bytes of the others are undefined."""
+        """Fills memory with objects, under the lease of a hit with all the keys or under a new one. Returns which
+        were delivered. The bytes of the others are undefined."""
 
         def load(place: Place | None, blocks: Sequence[int]) -> list[bool]:
             with self._host.session(kind, place, copies=True) as (connection, session):
@@ -116,7 +116,7 @@ class ObjectStore:
         return loaded
 
     def discard(self, kind: Kind, keys: Sequence[bytes]) -> list[DiscardResult]:
-        """Removes objects that are needed no more. Returns what became of each."""
+        """Removes objects. Returns the result of each."""
 
         def discard(place: Place | None, blocks: Sequence[int]) -> list[DiscardResult]:
             results: list[DiscardResult] = []
@@ -129,7 +129,7 @@ class ObjectStore:
         return self._either(kind, (), discard)
 
     def _either(self, kind: Kind, pages: Sequence[Addresses], do: Callable[[Place | None, Sequence[int]], _T]) -> _T:
-        """Does a job on objects in their place, or else by the arena."""
+        """Runs a job on objects in place if possible, otherwise through the arena."""
         place, blocks = self._host.place(kind, pages)
         try:
             return do(place, blocks)
@@ -152,14 +152,14 @@ class ObjectStore:
 
 @dataclass
 class _Load:
-    """What a load is of, and where."""
+    """The source and the destination of a load."""
 
     kind: Kind
     connection: Connection
     session: Session
     keys: Sequence[bytes]
     pages: Sequence[Addresses]
-    blocks: Sequence[int] | None  # of objects in their place
+    blocks: Sequence[int] | None  # blocks of objects in place; None: through the arena
 
     def batch(self, todo: Sequence[int], timeout: float) -> _Batch:
         blocks = None if self.blocks is None else [self.blocks[i] for i in todo]
@@ -168,14 +168,14 @@ class _Load:
 
 @dataclass
 class _Batch:
-    """One job, of as many objects as the arena has room for."""
+    """One job, with as many objects as the arena has room for."""
 
     kind: Kind
     connection: Connection
     session: Session
     timeout: float
-    blocks: Sequence[int] | None = None  # of objects in their place
-    lease_over: list[int] = field(default_factory=list)  # those of a load that failed because the lease was over
+    blocks: Sequence[int] | None = None  # blocks of objects in place; None: through the arena
+    lease_over: list[int] = field(default_factory=list)  # objects of a load that failed because the lease had ended
 
     def store(self, objects: Sequence[StoreObject]) -> list[Result]:
         with self._blocks(len(objects)) as (blocks, addresses):
@@ -200,9 +200,9 @@ class _Batch:
 
     @contextmanager
     def _blocks(self, most: int) -> Iterator[tuple[list[int], list[int]]]:
-        """Blocks of the arena, and their addresses: to be copied to or from. After the loss of a session they are
-        not given back: the host may still copy, and the arena goes with the connection. Objects in their place have
-        blocks, and need no copy."""
+        """A context with blocks of the arena and their addresses, for copies. After the loss of a session they are
+        not given back, since the host may still copy, and the arena ends with the connection. Objects in place
+        have blocks, and need no copy."""
         if self.blocks is not None:
             yield list(self.blocks[: self.session.limits.chunks_per_job]), []
             return
@@ -216,8 +216,9 @@ class _Batch:
         space.give(step, blocks)
 
     def _settle(self, job: StoreJob | LoadJob, wait: Callable[[float | None], _T]) -> _T:
-        """Waits for a job. One that takes too long is cancelled, so that the blocks are free again. A store is taken back from a
-        host that is stopped, or whose session another thread has given up: only the blocks of a load are its own then."""
+        """Waits for a job. A job that takes too long is cancelled, so that its blocks become free. A store is taken
+        back if the host is stopped or another thread has abandoned the session; then only blocks of loads stay in
+        the host's use."""
         try:
             return patiently(self.session, wait, self.timeout)
         except HostGoneError as e:

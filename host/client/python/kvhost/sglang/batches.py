@@ -1,4 +1,4 @@
-"""Loads of one batch of SGLang's: which of its layers are there."""
+"""Loads of one batch of SGLang's, and the layers that have landed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvhost.sglang.devicepools import DevicePages
 
 @dataclass(frozen=True)
 class Found:
-    """What a lookup has found of one request, in all pools, and its leases."""
+    """The hits of one request in all pools, and their leases."""
 
-    number: int  # of the request, to the host
+    number: int  # the request's number in the protocol
     session: Session
-    names: Sequence[bytes]  # of the pages, by SGLang's order
+    names: Sequence[bytes]  # names of the pages, in SGLang's order
     pools: dict[str, Lookup]
-    until: float  # the leases are good for a load
+    until: float  # time until which the leases are valid for a load
     lengths: list[int]
 
 
@@ -29,19 +29,20 @@ class Part:
     def __init__(self, batch: Batch, pool: DevicePages, lookup: Lookup, names: Sequence[bytes], chunks: list[LoadChunk]) -> None:
         self.pool, self.lookup, self.names, self.chunks = pool, lookup, names, chunks
         self.job: LoadJob | None = None
-        self.ready = pool.layers[0]  # no earlier layer waits for this load
+        self.ready = pool.layers[0]  # earlier layers do not wait for this load
         self._batch, self._landed, self._failed = batch, 0, False
 
     def begin(self, session: Session) -> None:
         self.job = session.load(self.lookup, self.chunks, on_layer=self._layer)
 
     def _layer(self, _: int, failed: list[int]) -> None:
-        """A layer is there, and verified, in all chunks but those that failed. On the receiving thread."""
+        """Records that a layer has landed, verified, in all chunks that have not failed. Runs on the receiving
+        thread."""
         self._failed = self._failed or bool(failed)
         if not self._failed:
             self._landed += 1
             layers = self.pool.layers
-            if self._landed < len(layers):  # the last is ready with the job's result
+            if self._landed < len(layers):  # the last layer is ready with the job's result
                 self.ready = layers[self._landed]
                 self._batch.landed()
 
@@ -51,14 +52,14 @@ class Part:
 
 
 class Batch:
-    """What SGLang starts by one call. Its forward waits layer by layer."""
+    """The loads that SGLang starts by one call. Its forward waits layer by layer."""
 
     def __init__(self, counter: Any, rids: Sequence[str], ready: Any) -> None:
         self.rids, self.device_ready = rids, ready
         self.parts: list[Part] = []
         self.layers: int = counter.num_layers
         self.index: int = counter.update_producer()
-        self.quiet = threading.Event()  # no load of it writes any more, or the host hangs
+        self.quiet = threading.Event()  # set when no load of it writes any more, or the host hangs
         self.hangs = False
         self._counter, self._lock, self._announced, self._over = counter, threading.Lock(), 0, False
 

@@ -1,4 +1,4 @@
-"""SGLang's device pools as groups of the host: where each layer's part of a page is."""
+"""SGLang's device pools as groups of the host, with the place of each layer's part of a page."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _FULL, _SWA, _MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
 
 
 def pool_group(params: Any, components: set[Any]) -> Any:
-    """SGLang's own group of pools, or one of the same classes for the models that it makes none for: those whose attention is
-    full, alone or with windows, and hybrids of full attention and Mamba without MLA."""
+    """Returns SGLang's own group of pools. For models without one it makes a group of the same classes: models with
+    full attention, alone or with windows, and hybrids of full attention and Mamba without MLA."""
     kvcache, page = params.token_to_kv_pool_allocator.get_kvcache(), params.page_size
     entries = [] if params.mtp_draft_device_pools or params.mtp_draft_mamba_pools else [*_entries(kvcache, params, components, page)]
     if not entries:
@@ -75,7 +75,7 @@ class DevicePages:
     entry: Any  # SGLang's DevicePoolEntry
     group: Group
     pages: tuple[PagesAt, ...]
-    layers: tuple[int, ...]  # of SGLang's transfer layers, in the order in which a load delivers them
+    layers: tuple[int, ...]  # SGLang's transfer layers, in the order of a load
 
     @classmethod
     def of(cls, id: int, entry: Any) -> DevicePages:
@@ -95,12 +95,12 @@ class DevicePages:
         return cls(entry, Group(id, 1, planes, membership=True), tuple(pages), layers)
 
     def blocks(self, indices: Any) -> list[int]:
-        """The pages of a transfer, whose slots are whole pages."""
+        """Returns the pages of a transfer, the slots of which are whole pages."""
         return [row // self.entry._row_span for row in self.entry.prepare_locations(indices)]
 
     @property
     def layout(self) -> list[Any]:
-        """What must agree for the bytes of a page to mean the same."""
+        """Returns the description that must agree for servers to share bytes of a page."""
         e = self.entry
         buffers = [[[str(b.dtype), *b.shape[1:]] for b in component] for component in e.components]
         return [e.name.value, e.indices_from_pool.value, type(e.device_pool).__name__, e.page_size, e._row_span, buffers,

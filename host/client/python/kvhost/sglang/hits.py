@@ -1,4 +1,4 @@
-"""What a pool's pages that are there make of a prompt."""
+"""The lengths of a prompt that a pool can restore."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def leading(found: Sequence[bool]) -> int:
 
 
 def restorable_lengths(transfer: Any, found: Sequence[bool]) -> set[int]:
-    """The lengths, in pages, of which a pool has what it needs. ``found`` has the prompt's pages in that pool."""
+    """Returns the lengths, in pages, that a pool can restore. ``found`` has the prompt's pages in that pool."""
     if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
         return set(range(1, leading(found) + 1))
     if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:

@@ -1,4 +1,4 @@
-"""What sets one server's pages apart from another's."""
+"""The identity of a server's pages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kvhost.objects.kind import KEY_BYTES, Kind
 
 log = logging.getLogger("kvhost")
 
-#: State that is sharded by rank even where all ranks hold the same KV.
+#: State that is sharded by rank even if all ranks hold the same KV.
 _ALWAYS_SHARDED = "mamba"
 
 
 def host_key(page_hash: str, generation: bytes = b"") -> bytes:
-    """SGLang's page hashes cover the cache salt, the extra key with the LoRA adapter, and all tokens up to the page's
-    end."""
+    """Returns the host's key of a page. SGLang's page hashes cover the cache salt, the extra key with the LoRA
+    adapter, and all tokens up to the page's end."""
     text = page_hash.encode()
     return hashlib.blake2b(text, digest_size=KEY_BYTES, person=b"kvhost.sglang.1", key=generation).digest()
 
@@ -30,8 +30,8 @@ def kind(
     config: Any, pool: Any, name: str, form: str, pages: Sequence[int], tenant: int,
     more: tuple[tuple[str, str], ...] = (),
 ) -> Kind:
-    """The objects of one host pool on one rank. ``form`` says how a pool's page becomes an object: by the pool's own
-    buffers, or flat. ``more`` must agree, too."""
+    """Returns the kind of the objects of one host pool on one rank. ``form`` is the form of a page as an object: the
+    pool's own buffers, or flat. ``more`` must agree, too."""
     return Kind(
         model=config.model_name or "unknown",
         engine="sglang",
@@ -50,25 +50,25 @@ def kind(
     )
 
 
-#: Of SGLang's model, where it is not what SGLang does by itself.
+#: Settings of SGLang's model that count if they differ from SGLang's own choice.
 _SETTINGS = (
     "json_model_override_args", "custom_weight_loader", "model_impl", "modelopt_quant", "qsa_indexer_dtype", "quantize_and_serve",
     "rl_quant_profile",
 )
 _PICTURES = ("disable_fast_image_processor", "image_processor_backend", "mm_process_config")
 _ADAPTERS = ("experts_shared_outer_loras",)
-_FILES = ("quantization_param_path", "decrypted_config_file")  # with scales of KV, and a configuration
+_FILES = ("quantization_param_path", "decrypted_config_file")  # files with scales of KV, and with a configuration
 _DRAFT = ("speculative_draft_model_quantization", "speculative_draft_kv_cache_dtype")
 _PLAIN = ("", "None", "False", "auto", "{}", "[]")
-_READ_SECONDS = 120.0  # that SGLang's start waits for weights to be read whole
+_READ_SECONDS = 120.0  # seconds that SGLang's start waits for weights to be read whole
 
 
 def model() -> tuple[tuple[str, str], ...]:
-    """What decides a page's bytes besides the model's name, which is what SGLang's user calls it."""
+    """Returns the facts about the model that decide a page's bytes, besides its name, which SGLang's user chooses."""
     from sglang.srt.runtime_context import get_context, get_model
 
     if not get_context().is_config_namespace_published("model"):
-        return ()  # no server runs in this process
+        return ()  # this process runs no server
     m = get_model()
     known = [(name, str(getattr(m, name))) for name in ("quantization", "dtype", "kv_cache_dtype", "load_format")]
     return (*known, *settings(m, get_context().config_bag), *_weights(m, m.model_path, m.revision, "weights"),
@@ -76,7 +76,7 @@ def model() -> tuple[tuple[str, str], ...]:
 
 
 def settings(m: Any, bag: Callable[[str], Any]) -> list[tuple[str, str]]:
-    """What else decides them: as digests, which are short."""
+    """Returns all other settings that decide the bytes, as digests, which are short."""
     chosen: dict[str, str] = {}
     for of, names in ((m, _SETTINGS), (bag("mm"), _PICTURES), (bag("lora"), _ADAPTERS)):
         chosen |= {name: text for name in names if (text := str(getattr(of, name, None))) not in _PLAIN}
@@ -89,7 +89,7 @@ def settings(m: Any, bag: Callable[[str], Any]) -> list[tuple[str, str]]:
 
 
 def _draft(m: Any, spec: Any) -> list[tuple[str, str]]:
-    """A draft model's layers are in pools of their own, or behind the model's."""
+    """Returns the facts about a draft model. Its layers are in pools of their own, or after the model's."""
     path, revision = getattr(spec, "speculative_draft_model_path", None), getattr(spec, "speculative_draft_model_revision", None)
     if not path:
         return []
@@ -117,7 +117,7 @@ def _digest(value: Any) -> str:
 
 
 def rank(config: Any, name: str) -> str:
-    """Empty where all ranks hold the same bytes."""
+    """Returns the rank; empty if all ranks hold the same bytes."""
     parts = []
     if not config.is_mla_model or name == _ALWAYS_SHARDED:
         parts.append(f"tp{config.tp_rank}/{config.tp_size}")

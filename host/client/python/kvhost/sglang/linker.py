@@ -36,17 +36,17 @@ from kvhost.sglang.hits import restorable_lengths
 log = logging.getLogger("kvhost")
 
 _FIRST_CONNECT = 3.0  # seconds that SGLang's start waits for the host
-_CANCEL_SECONDS = 5.0  # that the host has to end a load after it was asked to
-_AVOID_SECONDS = 60.0  # that a page which was not delivered is not looked for
+_CANCEL_SECONDS = 5.0  # seconds from the cancellation of a load until the host counts as hanging
+_AVOID_SECONDS = 60.0  # seconds for which a page that was not delivered is not looked up
 _MOST_AVOIDED = 1 << 16
 _SAY_SECONDS = 10.0
-_KILL_SECONDS = 20.0  # that SGLang waits for a stopped host of its own, which may write to the GPU
+_KILL_SECONDS = 20.0  # seconds that SGLang waits for a stopped host of its own, which may write to the GPU
 
 
 @dataclass
 class LinkerOptions(HostOptions):
-    """``tenant``: the host's number for this server. The seconds are bounds: of a lookup's answer, of a batch's loads, of a
-    store's being read, and of the end's wait for stores."""
+    """``tenant`` is the host's number for this server. The timeouts, in seconds, bound a lookup, the loads of a
+    batch, the reading of a store, and the wait for stores at the end."""
 
     tenant: int = 0
     lookup_timeout: float = 1.0
@@ -57,14 +57,14 @@ class LinkerOptions(HostOptions):
 
 @dataclass
 class _Offload:
-    """Pages that SGLang keeps until this is over."""
+    """A store of pages, which SGLang keeps until it is over."""
 
     transfers: list[Any]
     names: list[list[bytes]]
-    ready: list[Any]  # events of the device
+    ready: list[Any]  # events of the device that mark written pages
     jobs: list[StoreJob] = field(default_factory=list)
     started: float = 0.0
-    dropped: bool = False  # the pages are not stored, and are SGLang's again
+    dropped: bool = False  # the store was dropped, and SGLang may use its pages
 
     @property
     def over(self) -> bool:
@@ -78,7 +78,7 @@ class _Offload:
         return not self.dropped and all(r in (Result.STORED, Result.RESIDENT) for r in results)
 
     def take_back(self) -> None:
-        """What the host has not read by now it does not publish, also if it is stopped."""
+        """Takes the store back. The host does not publish pages that it has not read by now, even if it is stopped."""
         for job in self.jobs:
             if not job.was_read:
                 job.withdraw()
@@ -88,8 +88,8 @@ class _Offload:
 class KvhostLinker(UnifiedCacheLinker):
     """Pages of SGLang's device pools in a kvhost on this machine: they are loaded layer by layer while the forward runs.
 
-    While the host is gone or stopped nothing is found and nothing is stored. SGLang's thread waits for a lookup's answer,
-    and for loads that it has begun, both for a bounded time."""
+    Without a host, or with a stopped one, nothing is found and nothing is stored. SGLang's thread waits for a lookup's
+    answer, and for loads that have begun, both for a bounded time."""
 
     def __init__(
         self, server_args: Any, params: Any, *, components: set[Any], extra_config: dict[str, Any] | None = None,
@@ -123,13 +123,13 @@ class KvhostLinker(UnifiedCacheLinker):
         self._engine = f"sglang-{os.getpid()}-{os.urandom(4).hex()}"
         self._found: dict[str, Found] = {}
         self._queued: dict[str, tuple[Found, list[tuple[Any, list[int]]]]] = {}
-        self._avoided: dict[bytes, float] = {}  # until when
+        self._avoided: dict[bytes, float] = {}  # names of avoided pages, with the end of that time
         self._avoiding = threading.Lock()
         self._batches: dict[int, Batch] = {}
         self._offloads: deque[_Offload] = deque()
-        self._sending = threading.Lock()  # a store begins, or the pools' memory changes
+        self._sending = threading.Lock()  # held while a store begins, and while the pools' memory changes
         self._pulse = Pulse(self._options.lookup_timeout)
-        self._process = 0  # of the host that SGLang has started
+        self._process = 0  # process id of the host that SGLang has started; 0: none
         self._link = Link("sglang", self._options.socket, self._open, leads=False)
         self._work: tuple[queue.SimpleQueue[Callable[[], None] | None], ...] = (queue.SimpleQueue(), queue.SimpleQueue())
         self._threads = [
@@ -176,7 +176,7 @@ class KvhostLinker(UnifiedCacheLinker):
         return [session]
 
     def _session(self) -> Session | None:
-        """The session, if the host answers by it and pages are what SGLang takes them for."""
+        """Returns the session if the host answers and the names of pages are valid; otherwise None."""
         session = self._latest()
         return None if session is None or self._generation.unsure or self._pulse.stopped(session) else session
 
@@ -232,7 +232,7 @@ class KvhostLinker(UnifiedCacheLinker):
         return Found(number, session, names, replies, began + session.lease_seconds / 2, sorted(lengths))
 
     def _forget_old(self) -> None:
-        """Of requests that were never loaded SGLang does not say that they ended."""
+        """Forgets old lookups, since SGLang does not report the end of requests that were never loaded."""
         now = time.monotonic()
         for rid in [rid for rid, f in self._found.items() if f.until < now]:
             self._forget(rid)
@@ -247,7 +247,7 @@ class KvhostLinker(UnifiedCacheLinker):
 
     @staticmethod
     def _end_request(session: Session, number: int) -> None:
-        """Gives the leases back, those of answers that have not come, too."""
+        """Gives the leases back, also those of answers that have not come."""
         try:
             session.end_request(number, wait=False)
         except KvhostError:
@@ -263,7 +263,7 @@ class KvhostLinker(UnifiedCacheLinker):
             raise RuntimeError(f"kvhost: a load of request {rid} is queued already")
         found = self._found.pop(rid, None)
         chosen = self._chosen(found, wanted) if found is not None else None
-        if not self._all_ranks(chosen is not None):  # SGLang computes, on all ranks
+        if not self._all_ranks(chosen is not None):  # all ranks of SGLang compute
             if found is not None:
                 self._end(found)
             self.counts["missed"] += 1
@@ -273,7 +273,7 @@ class KvhostLinker(UnifiedCacheLinker):
         return True
 
     def _chosen(self, found: Found, wanted: Sequence[Any]) -> list[tuple[Any, list[int]]] | None:
-        """Which of the pages that a lookup has found each transfer is of; None where it cannot be loaded now."""
+        """Returns the looked-up pages of each transfer; None if they cannot be loaded now."""
         if self._session() is not found.session or found.until < time.monotonic():
             return None
         index = {name: i for i, name in enumerate(found.names)}
@@ -283,7 +283,8 @@ class KvhostLinker(UnifiedCacheLinker):
             return None
 
     def _all_ranks(self, may: bool) -> bool:
-        """Every rank takes the same branch: SGLang's ranks would wait for each other else."""
+        """Returns whether all ranks agree. Every rank takes the same branch, or SGLang's ranks would wait for each
+        other."""
         flag = torch.tensor([int(may)], dtype=torch.int)
         for group in self._groups:
             if _size(group) > 1:
@@ -311,7 +312,7 @@ class KvhostLinker(UnifiedCacheLinker):
         """On the loading thread."""
         session, due = queued[0][0].session, time.monotonic() + self._options.load_timeout
         try:
-            batch.device_ready.synchronize()  # what was queued ahead may still use the pages
+            batch.device_ready.synchronize()  # earlier work of the device may still use the pages
             for found, chosen in queued:
                 for t, pages in chosen:
                     pool = self._pools[t.name.value]
@@ -338,8 +339,8 @@ class KvhostLinker(UnifiedCacheLinker):
             batch.quiet.set()
 
     def _settle(self, part: Part, session: Session, pulse: Pulse, due: float) -> str:
-        """Waits for a load. Pages that were not delivered are looked for and loaded once more: another root or peer may have them.
-        Returns why they could not be, and nothing where all were."""
+        """Waits for a load. Pages that were not delivered are looked up and loaded once more, since another root or
+        peer may have them. Returns the reason of a failure; "" if all pages were delivered."""
         assert part.job is not None
         failed = failed_chunks(self._wait(part, session, pulse, due))
         if failed:
@@ -376,7 +377,7 @@ class KvhostLinker(UnifiedCacheLinker):
             return result
 
     def _avoid(self, names: Sequence[bytes]) -> None:
-        """Their requests are computed meanwhile, whatever the host says that it has."""
+        """Avoids pages for a time, so that their requests are computed even if the host has hits."""
         until = time.monotonic() + _AVOID_SECONDS
         with self._avoiding:
             if len(self._avoided) < _MOST_AVOIDED:
@@ -397,8 +398,9 @@ class KvhostLinker(UnifiedCacheLinker):
         return bool(landed)
 
     def _take_back(self, batch: Batch) -> None:
-        """The host may yet write to the pages that SGLang is about to use for others."""
-        with self._sending:  # a store that begins after it reads the pages that SGLang has
+        """Takes the pools' memory back, since the host may still write to pages that SGLang is about to use for
+        other requests."""
+        with self._sending:  # a store that begins afterwards reads SGLang's new pages
             for offload in self._offloads:
                 offload.take_back()
             if self._memory.take_back():
@@ -495,7 +497,7 @@ class KvhostLinker(UnifiedCacheLinker):
         self.layer_done_counter.reset()
 
     def _flush(self) -> None:
-        """Returns when the threads have begun all that they were given."""
+        """Waits until the threads have begun all queued work."""
         done = [threading.Event() for _ in self._work]
         for work, event in zip(self._work, done):
             work.put(event.set)
@@ -503,7 +505,7 @@ class KvhostLinker(UnifiedCacheLinker):
             event.wait()
 
     def close(self) -> None:
-        """Stores have a while to be written."""
+        """Ends the linker. Stores have a limited time to be written."""
         self._flush()
         due = time.monotonic() + self._options.shutdown_wait
         for offload in self._offloads:
@@ -529,14 +531,14 @@ def _run(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def _cancelled(batch: Batch, seconds: float) -> bool:
-    """Whether every load of a batch has ended within so many seconds of being asked to."""
+    """Cancels the loads of a batch, and returns whether every one has ended within the given seconds."""
     due = time.monotonic() + seconds
     jobs = [p.job for p in batch.parts if p.job is not None and not p.job.over]
     for job in jobs:
         try:
             job.cancel(wait=False)
         except KvhostError:
-            pass  # the session is over, and with it the job
+            pass  # the session has ended, and the job with it
     for job in jobs:
         try:
             job.wait(max(0.0, due - time.monotonic()))

@@ -1,7 +1,7 @@
-"""What SGLang does not tell its storage: that weights change, and what a LoRA adapter's files hold.
+"""Hooks for facts that SGLang does not report to its storage: changes of weights, and the content of LoRA adapters.
 
-SGLang loads this plugin in each of its processes, by the entry point ``sglang.srt.plugins``, and its hooks say both. A
-storage is not made without them."""
+SGLang loads this plugin in each of its processes, by the entry point ``sglang.srt.plugins``. A storage is refused
+without its hooks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ _UPDATES = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWei
 
 
 class Generation:
-    """Sets pages apart that must not be found: those of other weights, and those from before the storage was cleared.
+    """A name that separates pages that must not be found: those of other weights, and those from before the storage was
+    cleared.
 
-    It follows from what happened to this server, so its ranks agree, and no other server has it."""
+    It is made from the history of this server, so its ranks agree, and no other server has the same."""
 
     def __init__(self) -> None:
-        self.name = b""  # of pages of the weights that the server was started with
-        self.unsure = False  # the weights change, and SGLang still has pages of the old ones
+        self.name = b""  # empty for pages of the weights that the server was started with
+        self.unsure = False  # the weights are changing, and SGLang still has pages of the old ones
 
     def next(self, event: str) -> None:
         self.name = hashlib.blake2b(_apart(self.name.hex(), event, _server().decode()).encode(), digest_size=16).digest()
@@ -39,20 +40,21 @@ class Generation:
         self.unsure = True
 
     def flushed(self) -> None:
-        """SGLang has dropped all its pages, and its storage threads have ended what they did."""
+        """Records that SGLang has dropped all its pages, and its storage threads have ended their work."""
         if self.unsure:
             self.next("weights")
             self.unsure = False
 
 
 generation = Generation()
-_adapters: dict[str, str] = {}  # by SGLang's number of an adapter: what names its KV
+_adapters: dict[str, str] = {}  # the name of an adapter's KV, by SGLang's number of the adapter
 _digests = Digests()
 
 
 @cache
 def _server() -> bytes:
-    """What this server's processes have in common, and no other server's: who started them, and when."""
+    """Returns an id that this server's processes share with no other server: their starting process, and its start
+    time."""
     parent = os.getppid()
     try:
         with open(f"/proc/{parent}/stat") as stat, open("/proc/sys/kernel/random/boot_id") as boot:
@@ -73,7 +75,7 @@ def register() -> None:
 
 
 def missing() -> list[str]:
-    """Which hooks are not in place, in a process that schedules. Others have no weights."""
+    """Returns the missing hooks in a process that schedules. Other processes have no weights."""
     if _SCHEDULER not in sys.modules:
         return []
     from sglang.srt.plugins.hook_registry import HookRegistry
@@ -82,7 +84,7 @@ def missing() -> list[str]:
 
 
 def check() -> None:
-    """ValueError where this SGLang does not say all that names pages."""
+    """Raises ValueError if this SGLang lacks a fact that names pages."""
     from sglang.srt.mem_cache import utils
 
     if not hasattr(utils, "storage_namespace_seed"):
@@ -95,7 +97,7 @@ def check() -> None:
 
 
 def _load_adapter(load: Callable[..., Any], manager: Any, adapter: Any) -> Any:
-    """Notes what an adapter holds that is loaded."""
+    """Records the content of a loaded adapter."""
     before = _content(adapter)
     result = load(manager, adapter)
     if before and before == _content(adapter):
@@ -112,10 +114,10 @@ def _content(adapter: Any) -> tuple[bytes, bytes] | None:
 
 
 def _new_request(result: None, request: Any, *args: Any, **options: Any) -> None:
-    """SGLang's page hashes begin with what the client says, to which it adds an adapter's number. The content takes the
-    number's place: it is the same in all servers, and another one when the files were replaced. Where it is not known the
-    adapter's pages are this server's alone. The client's text is a field of its own, also without an adapter: else it
-    could be one's name."""
+    """SGLang's page hashes begin with the client's text and an adapter's number. The digest of the adapter's files
+    replaces the number: it is equal in all servers, and changes when the files are replaced. If it is not known,
+    the adapter's pages are this server's alone. The client's text is a field of its own, also without an adapter,
+    since it could otherwise equal an adapter's name."""
     number, said = request.lora_id, request.extra_key
     if number is not None:
         name = _adapters.get(number) or _apart(number, hashlib.blake2b(_server(), digest_size=16).hexdigest())
@@ -125,7 +127,7 @@ def _new_request(result: None, request: Any, *args: Any, **options: Any) -> None
 
 
 def _apart(*fields: str) -> str:
-    """One text of several: no others make the same."""
+    """Returns one text of several, which no other texts make."""
     return "".join(f"{len(f)}:{f}" for f in fields)
 
 
@@ -134,7 +136,7 @@ def _changing(*args: Any, **options: Any) -> None:
 
 
 def _changed(result: Any, *args: Any, **options: Any) -> None:
-    if not generation.unsure:  # SGLang's cache was flushed before the last change
+    if not generation.unsure:  # SGLang's cache was flushed before the end of this change
         generation.next("weights")
 
 
@@ -143,7 +145,7 @@ def _flushed(result: bool, *args: Any, **options: Any) -> None:
         generation.flushed()
 
 
-#: What is hooked, when, and by what.
+#: The hooks: the function, the time, and the hook itself.
 _HOOKS: dict[str, tuple[str, Callable[..., Any]]] = {
     "sglang.srt.lora.lora_manager.LoRAManager._load_lora_adapter": ("AROUND", _load_adapter),
     "sglang.srt.managers.schedule_batch.Req.__init__": ("AFTER", _new_request),

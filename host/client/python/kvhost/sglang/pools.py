@@ -1,4 +1,4 @@
-"""Where the pages of SGLang's host pools are."""
+"""The places of pages in SGLang's host pools."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from kvhost.objects import Addresses, Kind, Mapping, Place
 
 @dataclass
 class Pool:
-    """A host pool and the objects that its pages become."""
+    """A host pool, and the objects of its pages."""
 
     name: str
     raw: Any  # SGLang's HostKVCache or a sidecar's pool
-    buffers: Kind | None  # by the pool's own buffers, None where its layout has none
-    flat: Kind | None  # as one copy of the page
+    buffers: Kind | None  # objects of the pool's own buffers; None if its layout has none
+    flat: Kind | None  # objects of one copy of the page; None if the pool has none
 
     @property
     def page_slots(self) -> int:
-        """How many of a transfer's indices are one page."""
+        """Returns the number of a transfer's indices per page."""
         return int(getattr(self.raw, "logical_page_size", 0) or getattr(self.raw, "page_size", 1) or 1)
 
 
 def page_sizes(pool: Any) -> list[int]:
-    """The bytes of each buffer of a page, in the pool's order. Empty where the pool's layout has no such buffers."""
+    """Returns the bytes of each buffer of a page, in the pool's order; empty if the pool's layout has no such
+    buffers."""
     import torch
 
     slots = int(getattr(pool, "logical_page_size", 0) or getattr(pool, "page_size", 1) or 1)
@@ -36,7 +37,7 @@ def page_sizes(pool: Any) -> list[int]:
 
 
 def flat_size(pool: Any) -> int:
-    """The bytes of a flat page, 0 where the pool has none."""
+    """Returns the bytes of a flat page; 0 if the pool has none."""
     try:
         page = pool.get_dummy_flat_data_page()
     except (AttributeError, ValueError, NotImplementedError):
@@ -45,7 +46,7 @@ def flat_size(pool: Any) -> int:
 
 
 def shared_place(pool: Pool) -> Place | None:
-    """Where the pool's pages are, if SGLang has allocated it in shared memory."""
+    """Returns the place of the pool's pages if SGLang has allocated the pool in shared memory, else None."""
     import torch
 
     assert pool.buffers is not None
@@ -63,7 +64,7 @@ def shared_place(pool: Pool) -> Place | None:
 
 
 def addresses(pool: Pool, indices: Any) -> list[Addresses]:
-    """The buffers of each page of a transfer."""
+    """Returns the addresses of the buffers of each page of a transfer."""
     assert pool.buffers is not None
     found, _ = pool.raw.get_page_buffer_meta(indices)
     n = len(pool.buffers.pages)

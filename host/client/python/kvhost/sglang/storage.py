@@ -33,7 +33,7 @@ _KV = PoolName.KV.value
 
 @dataclass
 class StorageOptions(Options):
-    """``tenant``: the host's number for this server."""
+    """``tenant`` is the host's number for this server."""
 
     tenant: int = 0
 
@@ -41,12 +41,11 @@ class StorageOptions(Options):
 class KvhostStorage(HiCacheStorage):
     """Pages of SGLang's host pools in a kvhost on this machine.
 
-    While the host is gone nothing is found, stores fail, and no call waits; it is used again when it is back. Errors
-    of a batch go to the pages that they concern. What ``batch_exists`` has found stays until it was read, or its
-    lease is over.
+    Without a host nothing is found, stores fail, and no call waits; the host is used again when it is back. An error in
+    a batch fails the pages that it concerns. Hits of ``batch_exists`` stay until they are read or their lease ends.
 
-    With ``interface_v1`` pages are read and written where they are in the pool. Without it, and for ``get`` and
-    ``set``, SGLang copies each page into a tensor of its own first; such pages are objects of another kind."""
+    With ``interface_v1`` pages are read and written in place in the pool. Without it, and for ``get`` and ``set``,
+    SGLang first copies each page into a tensor of its own; such pages are objects of another kind."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         extra = storage_config.extra_config or {}
@@ -101,7 +100,7 @@ class KvhostStorage(HiCacheStorage):
         return host_key(page_hash, self._generation.name)
 
     def _found(self, of: Kind | None, keys: Sequence[bytes]) -> list[bool]:
-        """Which keys there are. They stay for a while."""
+        """Returns the keys that exist, and leases them."""
         if of is None or not keys or self._generation.unsure:
             return [False] * len(keys)
         try:
@@ -128,7 +127,7 @@ class KvhostStorage(HiCacheStorage):
     def _write(
         self, of: Kind | None, keys: Sequence[bytes], pages: Sequence[Addresses], prefix: Sequence[str] | None
     ) -> list[bool]:
-        """A page that the host does not want, or has no room for, is not written."""
+        """Stores pages, and returns which were stored. The host may refuse a page, or have no room for it."""
         if of is None or not keys or self._generation.unsure:
             return [False] * len(keys)
         before = self._key(prefix[-1]) if prefix else b""
@@ -254,20 +253,20 @@ class KvhostStorage(HiCacheStorage):
         return all(self._write(self._flat(tensors[0]), names, [(t.data_ptr(),) for t in tensors], None))
 
     def exists(self, key: str) -> bool:
-        """Of what ``set`` has stored."""
+        """Returns whether ``set`` has stored a key."""
         kv = self._pools.get(_KV)
         return kv is not None and self._found(kv.flat, [self._key(key)])[0]
 
     def _flat(self, like: torch.Tensor) -> Kind | None:
-        """Flat pages of the KV pool. A tensor of another size is none of its pages."""
+        """Returns the kind of flat pages of the KV pool. A tensor of another size is not one of its pages."""
         kv, size = self._pools.get(_KV), like.numel() * like.element_size()
         return kv.flat if kv is not None and kv.flat is not None and kv.flat.object_bytes == size else None
 
     # The rest
 
     def clear(self) -> None:
-        """What is stored so far is not found any more by this server. It stays in the host until it is evicted: other
-        servers share it."""
+        """Hides all stored pages from this server. They stay in the host until they are evicted, since other servers
+        share them."""
         self._generation.next("clear")
 
     def get_status(self) -> dict[str, object]:
@@ -278,11 +277,11 @@ class KvhostStorage(HiCacheStorage):
 
 
 def _name(name: Any) -> str:
-    """Pools are named by an enum, or by its values."""
+    """Returns a pool's name, which SGLang gives as an enum or as its value."""
     return str(getattr(name, "value", name))
 
 
 def _say(what: str, e: KvhostError) -> None:
-    """A host that is gone was reported when it went."""
+    """Logs an error, except that the host is gone, which was logged at the loss."""
     if not isinstance(e, HostGoneError):
         log.warning("SGLang %s: failed: %s", what, e)
