@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UUID identifies a GPU in every process, whatever their order of GPUs.
+// UUID identifies a GPU in every process, independent of their order of GPUs.
 type UUID [16]byte
 
 // String returns the form that nvidia-smi and HELLO use.

@@ -67,7 +67,7 @@ type File interface {
 	Close() error
 }
 
-// NoFd is what [File.Fd] returns for a file without a descriptor.
+// NoFd is the result of [File.Fd] for a file without a descriptor.
 const NoFd = ^uintptr(0)
 
 // Align is the alignment of addresses, lengths and offsets of direct I/O. Devices with 512-byte sectors accept less,

@@ -287,11 +287,12 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 	return int(n), err
 }
 
-// MaxSilences is the most answers in a row without an evictable entry while there is one. One more is a fault.
+// MaxSilences is the number of successive answers that may name no evictable entry although there is one. One more is a
+// fault.
 const MaxSilences = 64
 
-// Unanswered counts an answer without an evictable entry while there is one. After [MaxSilences] in a row it ends the
-// policy and returns a fault. A policy that leaves the question to the host has no fault.
+// Unanswered counts an answer that names no evictable entry although there is one. After more than [MaxSilences] in a
+// row it ends the policy and returns a fault. An answer that leaves the question to the host does not count.
 func (e *Evict) Unanswered() error {
 	if e.left {
 		return nil

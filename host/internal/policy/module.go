@@ -31,7 +31,7 @@ type Options struct {
 	MemoryPages uint32
 	// Memory bounds the memory of all instances that share it; nil for no limit.
 	Memory *sandbox.MemoryBudget
-	// Fuel bounds what calls may execute.
+	// Fuel bounds the instructions of calls.
 	Fuel sandbox.Fuel
 	// OnFault is the reaction to a fault. Stop gets the reason to end the host; it must not block.
 	OnFault OnFault

@@ -37,7 +37,7 @@ type LoadJob struct {
 // LoadChunk is one entry of the lease and the blocks that it fills.
 type LoadChunk struct {
 	Index  int      // entry's index in the lease
-	Unit   int      // of the memory
+	Unit   int      // unit of the memory
 	Blocks []uint32 // the client's block ids, in the chunk's order; abi.None for a block that is not to be copied
 }
 

@@ -26,7 +26,7 @@ func (e *Engine) Stats() Stats {
 	}
 }
 
-// Traffic lists what has moved, by device, root and direction.
+// Traffic returns the moved pieces, by device, root and direction.
 func (e *Engine) Traffic() (list []Traffic) {
 	e.trafficMu.RLock()
 	defer e.trafficMu.RUnlock()

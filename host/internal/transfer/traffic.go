@@ -19,7 +19,7 @@ const (
 
 var routeNames = [...]string{byStaging: "staged", byCuFile: "direct", byMemory: "memory"}
 
-// TrafficBounds are the upper bounds of the latency buckets, in seconds. One more bucket holds what is above.
+// TrafficBounds are the upper bounds of the latency buckets, in seconds. One more bucket is above the last.
 var TrafficBounds = [...]float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30}
 
 // path names the two ends of bytes: a device's memory and a root, in one direction.
@@ -122,7 +122,7 @@ func (p *span) finish(bytes int64, err error) {
 	}
 }
 
-// Traffic is what moved between one device's memory and one root, in one direction.
+// Traffic counts the pieces that moved between one device's memory and one root, in one direction.
 type Traffic struct {
 	Device   string // the device's name in HELLO; empty: host memory
 	Root     string

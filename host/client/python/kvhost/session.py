@@ -82,8 +82,8 @@ class Limits:
     keys_per_lookup: int
     chunks_per_job: int
     message_bytes: int
-    jobs: int  # at a time
-    leases: int  # at a time
+    jobs: int  # most at a time
+    leases: int  # most at a time
     requests: int  # requests between their first message and ``end_request``
     arena_bytes: int  # bytes of registered memory
 
@@ -621,7 +621,7 @@ class Session:
         return [DiscardResult(r) for r in reply.discard.results]
 
     def end_request(self, request: int, hints: Hints | None = None, *, wait: bool = True) -> None:
-        """Ends a request and releases its leases. ``hints`` tell policies what the request did."""
+        """Ends a request and releases its leases. ``hints`` are for policies."""
         h = hints or Hints()
         self._tell(
             wait,

@@ -17,7 +17,7 @@ _SMALL = 64 << 10  # most bytes of rows that are read whole
 _LONG = 256 << 10  # bytes of a row from which on it counts as many rows
 _UNIT = 4 << 10  # least bytes of a sample
 _LEAST, _APART = 16, 128  # samples of a matrix; rows for each
-_THINNEST = 32  # of rows below a KiB at most one in so many is read
+_THINNEST = 32  # of rows below a KiB at most one in this many is read
 _HEADER = 256 << 20  # most bytes of a header
 
 Span = tuple[int, int]  # offset in the file, bytes

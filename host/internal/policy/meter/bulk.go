@@ -101,7 +101,7 @@ func (w *bodyRewriter) move(param uint32, op byte) {
 	w.local(opLocalSet, param)
 }
 
-// again ends a loop that repeats while more than a slice is left.
+// again closes a loop that repeats while more than a slice is left.
 func (w *bodyRewriter) again() {
 	w.local(opLocalGet, paramLength)
 	w.more()

@@ -1,4 +1,4 @@
-// Package meter reads a WebAssembly module, and rewrites it so that it counts what it executes.
+// Package meter reads a WebAssembly module, and rewrites it so that it counts its executed instructions.
 //
 // Every instruction of a function runs at most once per entry into the innermost region that holds it, where a region
 // is the function's body or the body of one of its loops. So if each function entry and each loop header subtracts the

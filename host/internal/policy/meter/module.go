@@ -25,7 +25,7 @@ type Module struct {
 	last        int // [rank] of the last section that was not custom
 	mostResults int // most results of a type
 	globals     uint32
-	elements    uint64   // of all element segments
+	elements    uint64   // elements of all segments
 	tables      []byte   // the table section, after each table got a maximum
 	bodies      [][]byte // bodies of the functions that are not imported
 	counts      []Count

@@ -101,7 +101,7 @@ func (s *straightener) step(first, second, in instruction) bool {
 		j, after := dispatchLoop(s.r)
 		s.open = append(s.open, target{jumps: j})
 		if j == nil {
-			return s.jumps != nil // a loop around it would reach its head with any value
+			return s.jumps != nil // only inside a dispatch loop: an outer loop would reach that head with any value
 		}
 		if s.jumps != nil || j.variable != 0 {
 			return false

@@ -116,7 +116,7 @@ func (w *world) remove(n int) {
 	v.slot, v.pins = abi.None, 0
 }
 
-// round is a request: a lookup that leases what is resident, and stores of what is missing.
+// round makes a request: a lookup that leases the resident chunks, and stores of the missing ones.
 func (w *world) round() {
 	w.request++
 	w.release()

@@ -26,7 +26,7 @@ import (
 // processName is the first argument of a child process. No user starts a program by this name.
 const processName = "kvhost: compile policy"
 
-// request is what the parent sends to the child, followed by the module.
+// request is the parent's message to the child. The module follows it.
 type request struct {
 	Dir    string // directory of the results
 	Bytes  int    // length of the module

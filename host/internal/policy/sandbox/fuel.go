@@ -11,7 +11,7 @@ import (
 type Fuel struct {
 	Call   uint64 `json:"call"`   // fuel of any call of a role
 	Record uint64 `json:"record"` // additional fuel for each record: an event, a victim asked for, a candidate, a query, a page of a layout
-	// Time is the CPU time of a call that a session waits for, not counting one or two slices of its fuel.
+	// Time limits the CPU time of a call that a session waits for. One or two slices of its fuel are not counted.
 	Time time.Duration `json:"time,omitempty"`
 }
 

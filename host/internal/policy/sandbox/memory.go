@@ -27,7 +27,7 @@ const (
 // slowToFree is the size of memory in bytes from which a release takes milliseconds.
 const slowToFree = 64 << 20
 
-// reserve reserves a memory of at most most bytes.
+// reserve reserves a memory. most is its limit in bytes.
 func reserve(most uint64) experimental.LinearMemory {
 	if most == 0 {
 		return &sliced{}

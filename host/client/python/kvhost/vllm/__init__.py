@@ -25,7 +25,7 @@ def register() -> None:
     try:
         from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
     except ImportError:
-        return  # of a vLLM without tiers
+        return  # the factory of a vLLM without tiers
     SecondaryTierFactory.register_tier("kvhost", "kvhost.vllm.tier", "KvhostTier")
 
 

@@ -204,7 +204,7 @@ _NAMED_LAYOUTS = hasattr(_kv_cache_interface.AttentionSpec, "num_heads")
 
 
 def heads_first(vllm_config: Any) -> bool:
-    """Whether heads come before tokens in the shape of a layer's tensor, whatever their order in memory."""
+    """Whether heads come before tokens in the shape of a layer's tensor, independent of their order in memory."""
     return _NAMED_LAYOUTS or vllm_config.device_config.device_type == "cpu"
 
 

@@ -72,8 +72,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
-        """Whether the memory of an engine that can sleep can be shared. On a GPU vLLM allocates it by an allocator
-        with memory that CUDA IPC cannot export. From 0.33 on vLLM asks before it starts."""
+        """Whether the memory of an engine that can sleep can be shared. On a GPU such memory comes from an allocator
+        of vLLM, and CUDA IPC cannot export it. From 0.33 on vLLM calls this before it starts."""
         return bool(current_platform.is_cpu())
 
     @classmethod

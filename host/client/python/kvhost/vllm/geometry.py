@@ -69,7 +69,8 @@ def cells_of(
     heads_first: bool,
 ) -> list[Cells]:
     """Returns the cells of each head in a layer's tensor, for any order of tokens and heads in memory.
-    ``heads_first`` says that heads come before tokens in the shape; it decides if their numbers are equal."""
+    ``heads_first`` says that heads come before tokens in the shape. It is needed if there are as many heads as
+    tokens."""
     what = f"shape {tuple(shape)}, strides {tuple(strides)}"
     dim = block_dimension(shape, itemsize, blocks, block_bytes)
     if dim is None:

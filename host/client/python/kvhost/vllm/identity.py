@@ -61,7 +61,7 @@ def _chosen(of: Any, names: Iterable[str]) -> dict[str, Any]:
     found = {}
     for name in names:
         value = getattr(of, name, None)
-        value = getattr(value, "value", value)  # of an enum
+        value = getattr(value, "value", value)  # the value of an enum
         value = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
         if str(value) not in _PLAIN and value != _default(of, name):
             found[name] = value

@@ -240,8 +240,8 @@ class KvhostTier(SecondaryTierManager):
         return self._jobs.pending
 
     def drain_jobs(self) -> None:
-        """Ends all jobs. vLLM calls this, and nothing else of the tier, when it empties its caches for sleep or
-        other weights."""
+        """Ends all jobs. vLLM calls this when it empties its caches for sleep or other weights; the tier has no
+        other notice of that."""
         self._jobs.drain(leave=compat.leave_rows(self._offloading_spec, lambda: self._jobs.left))
         self._jobs.new_generation()
         self._offered.clear()

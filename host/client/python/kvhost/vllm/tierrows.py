@@ -31,7 +31,7 @@ class RowGroup:
     """A KV cache group: its number in vLLM's keys, and the bytes of its chunks in a row."""
 
     id: int
-    tokens: int  # of a chunk
+    tokens: int  # tokens of a chunk
     runs: Sequence[Run]
 
     @property

@@ -285,7 +285,7 @@ class Worker:
             load.cause = _OTHER_ADAPTER
             return load
         if any(x.abandoned for x in self._loads.values()) or self._stopped():
-            load.cause = _NO_ANSWER  # a new load would hold further blocks as long
+            load.cause = _NO_ANSWER  # a new load would also hold its blocks until the host answers
             return load
         sessions = self._link.sessions(order.epoch)
         if not sessions:
