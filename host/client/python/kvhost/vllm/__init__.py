@@ -25,7 +25,7 @@ def register() -> None:
     try:
         from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
     except ImportError:
-        return  # the factory of a vLLM without tiers
+        return  # this vLLM has no tiers
     SecondaryTierFactory.register_tier("kvhost", "kvhost.vllm.tier", "KvhostTier")
 
 
