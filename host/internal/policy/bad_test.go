@@ -518,8 +518,11 @@ func TestMemoryBudget(t *testing.T) {
 	}
 }
 
-// What each role's instances have adds up to what all have, also where an instance takes over from another.
-func TestMemoryOfEachRole(t *testing.T) {
+// What each role's instances have adds up to what all have, also where an instance takes over from another. In a bubble, none does before its
+// pause has been looked at.
+func TestMemoryOfEachRole(t *testing.T) { synctest.Test(t, memoryOfEachRole) }
+
+func memoryOfEachRole(t *testing.T) {
 	budget := sandbox.NewMemoryBudget(80 << 20)
 	opt := Options{Memory: budget}
 	state := State{Format: "k/1", Data: word(1)}

@@ -23,7 +23,7 @@ import (
 
 func main() {
 	s := &suite{dir: ".", out: os.Stdout}
-	flag.DurationVar(&s.timeout, "timeout", 30*time.Minute, "the deadline of each package's tests")
+	flag.DurationVar(&s.timeout, "timeout", time.Hour, "the deadline of each package's tests: what is slow ends before, and what hangs does not")
 	list := flag.Bool("list", false, "list the groups, or the cells")
 	cells := flag.Bool("anywhere", false, "run the tests once in each kind of surroundings, a cell, as make test-anywhere does")
 	entering := flag.Bool("enter", false, "make the surroundings of the cell on standard input")
