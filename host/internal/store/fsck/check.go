@@ -24,16 +24,16 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Options of a check. The zero value reads everything and changes nothing.
+// Options configures a check. The zero value reads everything and changes nothing.
 type Options struct {
 	FS        staging.FS
-	Workers   int           // files at a time; 0: two per processor
-	ReadLimit int64         // bytes per second over all workers; 0: none
-	Quick     bool          // headers and sizes only
-	Repair    bool          // see the package comment
-	TempAge   time.Duration // without writes, after which a temporary counts as abandoned; 0: 1 h
-	Alone     bool          // a bucket: a repair holds its lock throughout, since no object can be renamed under a host
-	Most      int           // problems that are listed; 0: 10,000. All are counted, and repaired
+	Workers   int           // number of files checked concurrently; two per processor if 0
+	ReadLimit int64         // limit in bytes per second of all workers; unlimited if 0
+	Quick     bool          // reads headers and sizes only
+	Repair    bool          // repairs problems; see the package comment
+	TempAge   time.Duration // age since the last write at which a temporary counts as abandoned; 1 h if 0
+	Alone     bool          // the root is a bucket. A repair holds its lock throughout, since an object cannot be renamed while a host uses it.
+	Most      int           // maximum number of problems listed; 10,000 if 0. All are counted and repaired.
 
 	Progress func(files, bytes int64) // called from several goroutines after each file
 }
@@ -44,8 +44,8 @@ const (
 	slotBytes      = 4 << 20
 )
 
-// Check verifies a root. The report holds what was found up to then also when the error is not nil; problems are no
-// error, see [Report.Err].
+// Check verifies a root. If it returns an error, the report covers the part that was checked. Problems in the root are not an
+// error of Check; see [Report.Err].
 func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 	var err error
 	if !o.Alone {
@@ -84,8 +84,8 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 	return &c.report, err
 }
 
-// lookForHost reports whether a host has the root for itself now, or some share a bucket. It takes the lock of a file that is
-// there, for an instant.
+// lookForHost sets Report.InUse if a host uses the root exclusively or hosts share a bucket. It takes the lock of an existing
+// lock file for an instant.
 func (c *check) lookForHost() {
 	if _, err := c.o.FS.Stat(c.lockFile()); err == nil {
 		locks, _ := c.lock()
@@ -97,11 +97,11 @@ func (c *check) lookForHost() {
 
 func (c *check) lockFile() string { return c.dir + "/" + pieceformat.LockFile }
 
-// lock takes the root's locks, or reports that a host has them.
+// lock takes the locks of the root. If a host holds them it sets Report.InUse and returns staging.ErrLocked.
 func (c *check) lock() ([]io.Closer, error) {
 	locks, err := health.Lock(c.o.FS, c.dir, c.lockFile(), true, nil)
 	if err == nil && c.o.Alone {
-		if err = c.unshared(); err != nil { // who joins later finds the lock
+		if err = c.unshared(); err != nil { // a host that joins later finds the lock
 			_, locks = health.Unlock(locks), nil
 		}
 	}
@@ -109,7 +109,7 @@ func (c *check) lock() ([]io.Closer, error) {
 	return locks, err
 }
 
-// unshared says who shares a bucket: hosts that do hold no lock.
+// unshared returns an error that lists the hosts that share a bucket. Such hosts hold no lock.
 func (c *check) unshared() error {
 	names, err := shared.Hosts(c.o.FS, c.dir)
 	if err != nil || len(names) == 0 {
@@ -119,7 +119,7 @@ func (c *check) unshared() error {
 		staging.ErrLocked, strings.Join(names, ", "), shared.Dir)
 }
 
-// Files counts the files that a check of the root will go through: names only.
+// Files counts the files that a check of the root will visit. It reads names only.
 func Files(ctx context.Context, dir string, fsys staging.FS) (int64, error) {
 	if fsys == nil {
 		fsys = staging.Below(dir)
@@ -145,22 +145,22 @@ func (o *Options) complete(dir string) {
 	}
 }
 
-// check is one run over one root.
+// check is one check of one root.
 type check struct {
 	o     Options
 	dir   string
 	disk  files.Reader
 	slots *staging.Slots
 	rate  moves.Rate
-	bytes atomic.Int64 // read
+	bytes atomic.Int64 // bytes read so far
 
-	kept  sync.Mutex           // of the next two
-	texts map[kv.Digest]string // of namespaces
+	kept  sync.Mutex           // guards texts and plans
+	texts map[kv.Digest]string // texts of the namespaces
 	plans map[kv.Digest]*kv.Plan
 
-	mu     sync.Mutex // of what follows
+	mu     sync.Mutex // guards the fields below
 	report Report
-	linked map[inode]bool // files with several names that have been counted
+	linked map[inode]bool // files with several links that are already counted
 	temps  []temporary
 }
 
@@ -174,7 +174,7 @@ func (c *check) run(ctx context.Context) error {
 		workers.Go(func() {
 			slot, err := c.slots.Acquire(ctx)
 			if err != nil {
-				for range pieces { // the walk must not wait for anybody
+				for range pieces { // The walk must not block.
 				}
 				return
 			}
@@ -216,7 +216,7 @@ func (c *check) progress(bytes int64) {
 	}
 }
 
-// found enters a problem, repaired or not.
+// found adds a problem to the report, repaired or not.
 func (c *check) found(p Problem) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -241,10 +241,10 @@ func (c *check) found(p Problem) {
 	r.Problems = append(r.Problems, p)
 }
 
-// inode is a file, whatever its names are.
+// inode identifies a file independently of its names.
 type inode struct{ dev, ino uint64 }
 
-// taken is the bytes that a file takes, if it has not been counted under another name. c.mu is held.
+// taken returns the allocated bytes of a file, or 0 if the file was counted under another name. c.mu must be held.
 func (c *check) taken(info staging.Info) int64 {
 	if info.Links > 1 {
 		at := inode{info.Dev, info.Ino}
@@ -284,7 +284,7 @@ func (c *check) sound(h *pieceformat.Header, info staging.Info) {
 	u.add(allocated)
 }
 
-// finish puts the report into an order that does not depend on who was first.
+// finish completes the report and sorts it, so that its order does not depend on the workers.
 func (c *check) finish() {
 	r := &c.report
 	r.Read = c.bytes.Load()
@@ -300,7 +300,7 @@ func (c *check) finish() {
 	r.Plans = len(c.plans)
 }
 
-// file judges a file that is not a temporary and, if it is bad, takes it out.
+// file checks a file that is not a temporary, and takes it out if it is bad.
 func (c *check) file(ctx context.Context, rel string, buf []byte) {
 	v, err := c.settled(ctx, rel, buf)
 	c.progress(v.read)

@@ -1,23 +1,15 @@
-// Package fsck verifies a root: every piece file and the files that the store keeps for itself.
+// Package fsck verifies a root: every piece file and the metadata files of the store.
 //
-// A root is judged by its files alone, so that it can be checked while a host serves from it. A check only reads. A
-// repair does three things, each of which a running host survives without knowing of it:
+// A check relies on the files alone, so it can run while a host serves from the root. Without a repair it only reads. A repair
+// does three things, none of which requires the cooperation of a running host:
 //
-//   - A file that is not what it should be is renamed into quarantine. Published files are never written to, and a host
-//     that finds one gone takes it for a miss and drops the entry. A host may however take a victim's file over for
-//     another piece, and then it changes under the check. So a file counts as damaged only when it was found so twice,
-//     both times the same file, unchanged; it is compared once more before the rename. What turns out to be another file
-//     after it stays in quarantine, where its host counts it.
-//     Hosts that share a root count no quarantine, so there the file is removed.
-//     The host does not unlink what a check reads, which it locks: the bytes would be taken and in no account.
-//   - A temporary is removed only with the locks held that its owner would hold if it lived, so that no host can be
-//     writing it or start to. Where hosts share a root, and a lock may not reach across machines, it must be old, too:
-//     old by the file system's clock, not by this machine's.
-//   - What the store keeps for itself and writes again by itself is put into quarantine when it is damaged. What
-//     hosts that share the root leave for each other is only looked at.
+//   - A bad file is renamed into quarantine. Published files are never written to, and a host that finds one missing counts a miss and drops the entry. However, a host may reuse the file of a victim for another piece, so that it changes during the check. So a file counts as damaged only if two reads in a row found it damaged and unchanged. It is compared once more before the rename. If the renamed file nevertheless turns out to be another one, it stays in quarantine, where its host counts it. Hosts that share a root do not count the quarantine, so there the file is removed. The check locks a file while it reads it, and the host does not unlink a locked file, because the bytes would still be allocated but not counted.
+//   - A temporary is removed only while the locks are held that its owner would hold if it were running. So no host can be writing the temporary or start to. If hosts share the root, a lock may not be visible across machines. So the temporary must also be old, by the clock of the file system rather than that of this machine.
+//   - A damaged metadata file that the store writes again by itself is moved to quarantine. The files of the protocol of hosts that share the root are only read.
 //
-// A bucket is repaired under its lock, and refused while a host has it: an object is renamed by a copy and a removal.
+// A bucket is repaired while its lock is held, since an object is renamed by a copy and a removal. The repair is refused while
+// a host uses the bucket.
 //
-// What a check cannot judge it leaves alone: files that are no pieces, unless they have a built-in name or an empty first
-// page, and formats of a later version.
+// Files that cannot be judged are left alone: files that are no pieces, unless they have a built-in name or an empty first
+// page, and files of a later format version.
 package fsck

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// meta reads what the store keeps for itself: everything that it takes to judge pieces, and what the next start goes
-// by.
+// meta reads the metadata files of the store: the texts and plans that are needed to check pieces, and the files that the next
+// start reads.
 func (c *check) meta() error {
 	for _, dir := range pieceformat.Copies(pieceformat.NamespacesDir) {
 		if err := c.each(dir, c.takeText); err != nil {
@@ -39,7 +39,7 @@ func (c *check) meta() error {
 	return nil
 }
 
-// unused is the visitor of a checkpoint that is read for its own sake.
+// unused is a visitor that ignores the content of a checkpoint.
 type unused struct{}
 
 func (unused) Head(pieceformat.Checkpoint) error        { return nil }
@@ -66,9 +66,8 @@ func (c *check) takePlan(d kv.Digest, b []byte) error {
 	return err
 }
 
-// text is a namespace's text. A namespace that is not known may have been opened since the check began: a host keeps the
-// text before its first piece, so it is looked for again. A piece of a namespace with a text that cannot be read is no
-// orphan.
+// text returns the text of a namespace. An unknown namespace is looked up again, since it may have been opened after the check
+// began: a host stores the text before the first piece. If the text exists but cannot be read, the piece is not an orphan.
 func (c *check) text(d kv.Digest) (string, error) {
 	c.kept.Lock()
 	defer c.kept.Unlock()
@@ -81,12 +80,12 @@ func (c *check) text(d kv.Digest) (string, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", fmt.Errorf("%w: digest %s", errUnknownNamespace, d)
 	default:
-		return "", fmt.Errorf("fsck: the text of its namespace %s: %v", d, err) // not a judgement on the piece, whatever it is
+		return "", fmt.Errorf("fsck: the text of its namespace %s: %v", d, err) // an error that is no verdict on the piece
 	}
 	return c.texts[d], nil
 }
 
-// plan is likewise.
+// plan returns a layout plan. An unknown plan is looked up again, as in text.
 func (c *check) plan(d kv.Digest) (*kv.Plan, error) {
 	c.kept.Lock()
 	defer c.kept.Unlock()
@@ -104,7 +103,7 @@ func (c *check) plan(d kv.Digest) (*kv.Plan, error) {
 	return c.plans[d], nil
 }
 
-// each goes through files that are named by the digest of what they hold.
+// each calls take for every file in dir that has a digest as its name.
 func (c *check) each(dir string, take func(d kv.Digest, b []byte) error) error {
 	list, err := c.entries(dir)
 	if err != nil {
@@ -145,7 +144,7 @@ func (c *check) judgeMeta(rel string, info staging.Info, err error) {
 	c.found(p)
 }
 
-// judge holds a file that is too large to keep against its checksums.
+// judge checks the checksums of a file that is too large to be read into memory.
 func (c *check) judge(rel string, how func(f io.ReaderAt, size int64) error) {
 	var info staging.Info
 	err := c.disk.Open(rel, func(f staging.File, is staging.Info) error {
@@ -155,7 +154,8 @@ func (c *check) judge(rel string, how func(f io.ReaderAt, size int64) error) {
 	c.judgeMeta(rel, info, err)
 }
 
-// entries are what a directory holds: nothing if it is not there. Something else in its place is a problem.
+// entries lists a directory. It returns nothing if the directory does not exist. If the name is not a directory it adds a
+// problem.
 func (c *check) entries(rel string) ([]fs.DirEntry, error) {
 	list, err := c.o.FS.ReadDir(c.dir + "/" + rel)
 	switch {

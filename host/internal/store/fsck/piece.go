@@ -17,21 +17,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// verdict is what a look at a file gave.
+// verdict is the result of reading a file.
 type verdict struct {
 	header   pieceformat.Header
 	info     staging.Info
 	read     int64
-	misnamed bool // it does not stand where its header says
-	blank    bool // its first page is all zeros
+	misnamed bool // set if the file's name differs from the one in its header
+	blank    bool // set if the first page is all zeros
 }
 
-// unchanged says that two looks were at one file, and that it was not written to between them.
+// unchanged reports whether a and b describe the same file, with no write between them.
 func unchanged(a, b staging.Info) bool {
 	return a.Same(b) && a.Size == b.Size && a.ModTime.Equal(b.ModTime)
 }
 
-// settled verifies a file until it is sound, or bad twice and the same both times.
+// settled verifies a file until it is sound, or until two reads in a row found it bad and unchanged. It returns errChanging if
+// the file keeps changing.
 func (c *check) settled(ctx context.Context, rel string, buf []byte) (verdict, error) {
 	last, err := c.verify(ctx, rel, buf)
 	for range 3 {
@@ -50,7 +51,7 @@ func (c *check) settled(ctx context.Context, rel string, buf []byte) (verdict, e
 	return last, err
 }
 
-// bad says that an error is a judgement on a file, which a repair may act upon.
+// bad reports whether an error is a verdict on the file, on which a repair may act.
 func bad(err error) bool {
 	for _, e := range [...]error{
 		pieceformat.ErrWrongPiece, kv.ErrChecksum, errUnknownNamespace, pieceformat.ErrUnknownPlan,
@@ -69,7 +70,7 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 		return v, err
 	}
 	defer f.Close()
-	// A host does not unlink what is read: its bytes would be taken and in no account.
+	// A host does not unlink a locked file, because the bytes would still be allocated but not counted.
 	locked := staging.LockFile(f, unix.LOCK_SH)
 	if v.info, err = f.Stat(); err != nil {
 		return v, err
@@ -105,7 +106,7 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 	return v, c.payload(ctx, f, plan, buf, &v)
 }
 
-// payload reads the table and holds each extent against it: what is stored, and the pages that it is decoded to.
+// payload verifies the table and each extent: the stored bytes, and the decoded pages.
 func (c *check) payload(ctx context.Context, f staging.File, plan *kv.Plan, buf []byte, v *verdict) error {
 	h := &v.header
 	n, err := c.read(ctx, f, buf[:h.DataOffset], 0, v)
@@ -119,7 +120,7 @@ func (c *check) payload(ctx context.Context, f staging.File, plan *kv.Plan, buf 
 	if head.Table == nil {
 		return fmt.Errorf("%w: it ends at byte %d", pieceformat.ErrDamaged, n)
 	}
-	var page []byte // of a compressed extent
+	var page []byte // buffer for a decoded extent; nil unless the piece is compressed
 	if head.Compressed {
 		page = make([]byte, kv.ExtentBytes)
 	}
@@ -127,7 +128,7 @@ func (c *check) payload(ctx context.Context, f staging.File, plan *kv.Plan, buf 
 	for lo := 0; lo < len(extents); {
 		start, end := head.At(lo)
 		base := start &^ (staging.Align - 1)
-		hi := lo + 1 // an extent is far smaller than the buffer
+		hi := lo + 1 // An extent is far smaller than the buffer.
 		for ; hi < len(extents); hi++ {
 			_, next := head.At(hi)
 			if pieceformat.Padded(next)-base > int64(len(buf)) {

@@ -15,7 +15,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// takeOut moves a bad file into quarantine, or removes it where hosts share the root, if this is a repair and it is still the file that was judged.
+// takeOut moves a bad file into quarantine, or removes it if hosts share the root. It does nothing unless this is a repair and
+// the file is still the one that was checked.
 func (c *check) takeOut(p *Problem, judged staging.Info) {
 	if !c.o.Repair {
 		return
@@ -46,7 +47,7 @@ func (c *check) takeOut(p *Problem, judged staging.Info) {
 		p.Done = "removed: the next start scans the root"
 		return
 	}
-	// The next start must not go by an account that has this file in it.
+	// The checkpoint lists this file, so the next start must not use it.
 	if err := c.o.FS.Remove(c.dir + "/" + pieceformat.CheckpointFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		p.Failed = err.Error()
 		return
@@ -55,7 +56,7 @@ func (c *check) takeOut(p *Problem, judged staging.Info) {
 		p.Failed = err.Error()
 		return
 	}
-	if c.shared() { // no host of several has what is in quarantine in its account
+	if c.shared() { // Hosts that share the root do not count the quarantine.
 		if err := c.o.FS.Remove(away); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			p.Failed = err.Error()
 			return
@@ -64,15 +65,15 @@ func (c *check) takeOut(p *Problem, judged staging.Info) {
 		return
 	}
 	if now, err := c.o.FS.Stat(away); !c.o.Alone && err == nil && !unchanged(now, judged) {
-		// A host gave the name to another file between the look and the rename. Its host misses that one now, finds it in
-		// quarantine and counts it there. Under its name again it would be in no account.
+		// A host replaced the file between the check and the rename. The host now misses the new file. It counts the file in
+		// quarantine, but would not count it if it were renamed back.
 		p.Done = "replaced by its host meanwhile, and moved to " + strings.TrimPrefix(away, c.dir+"/")
 		return
 	}
 	p.Done = "moved to " + strings.TrimPrefix(away, c.dir+"/")
 }
 
-// temporary is one that the walk has met.
+// temporary is a temporary that the walk found.
 type temporary struct {
 	rel, owner string
 	info       staging.Info
@@ -90,7 +91,7 @@ func (c *check) temporary(rel string) {
 	c.temps = append(c.temps, temporary{rel, temp.Host, info})
 }
 
-// sweep judges the temporaries, and removes those of dead owners when this is a repair.
+// sweep checks the temporaries. A repair removes those of hosts that do not run.
 func (c *check) sweep() {
 	if len(c.temps) == 0 {
 		return
@@ -123,7 +124,7 @@ func (c *check) sweep() {
 		}
 		for _, t := range list {
 			if shared && !old(t) {
-				continue // a lock may not reach as far as its owner
+				continue // A lock may not be visible on the owner's machine.
 			}
 			p := t.problem("of host " + owner + ", which does not run")
 			if err := c.o.FS.Remove(c.dir + "/" + t.rel); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -151,11 +152,11 @@ func (c *check) byOwner() map[string][]temporary {
 	return m
 }
 
-// shared says that hosts have shared the root at some time: each left its own lock file.
+// shared reports whether hosts share the root or once did: each leaves its own lock file.
 func (c *check) shared() bool {
 	list, err := c.o.FS.ReadDir(c.dir + "/" + filepath.Dir(pieceformat.LockFile))
 	if err != nil {
-		return true // that is unknown
+		return true // unknown
 	}
 	for _, e := range list {
 		if strings.HasPrefix(e.Name(), filepath.Base(pieceformat.LockFile)+".") {
@@ -165,8 +166,8 @@ func (c *check) shared() bool {
 	return false
 }
 
-// fileTime is the time by the file system's clock, which is the one that its files' times are of; by this machine's
-// when no file can be made.
+// fileTime returns the time of the file system's clock, which sets the modification times. It returns the time of this machine
+// if it cannot or must not create a file.
 func (c *check) fileTime() time.Time {
 	now := time.Now()
 	if !c.o.Repair {
@@ -188,7 +189,7 @@ func (c *check) fileTime() time.Time {
 	return now
 }
 
-// quarantine accounts for what is there.
+// quarantine counts the files in quarantine.
 func (c *check) quarantine() error {
 	list, err := c.entries(pieceformat.QuarantineDir)
 	if err != nil {

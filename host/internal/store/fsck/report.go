@@ -11,22 +11,22 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Kind is what is wrong with a file.
+// Kind is the kind of a problem.
 type Kind string
 
 const (
 	Damaged    Kind = "damaged"     // header, table, size or a checksum is not what it should be
-	WrongPiece Kind = "wrong-piece" // a sound piece under the built-in name of another
-	Orphan     Kind = "orphan"      // a piece of a namespace without a text: no host will find it
-	NoPlan     Kind = "no-plan"     // a piece under a layout plan that is missing: no host can read it
-	Meta       Kind = "meta"        // a file that the store keeps for itself is damaged
+	WrongPiece Kind = "wrong-piece" // a sound piece under the built-in name of another piece
+	Orphan     Kind = "orphan"      // a piece of a namespace that has no text; no host will find it
+	NoPlan     Kind = "no-plan"     // a piece whose layout plan is missing; no host can read it
+	Meta       Kind = "meta"        // a damaged metadata file of the store
 	Stale      Kind = "stale"       // a temporary that is not being written
-	Unreadable Kind = "unreadable"  // a file or directory that could not be read just now
-	Later      Kind = "later"       // of a format version, flag or algorithm that this kvhost does not know
-	Misnamed   Kind = "misnamed"    // sound, but renamed since it was stored: its header has another name
+	Unreadable Kind = "unreadable"  // a file or directory that could not be read
+	Later      Kind = "later"       // an unknown format version, flag or algorithm, probably of a later kvhost
+	Misnamed   Kind = "misnamed"    // a sound piece that was renamed since it was stored; its header has another name
 )
 
-// advice is what to do about each kind when it was not repaired.
+// advice holds the advice for each kind of problem that was not repaired.
 var advice = map[Kind]string{
 	Damaged:    "repair moves it to quarantine; its next lookup misses",
 	WrongPiece: "repair moves it to quarantine; its next lookup misses",
@@ -39,15 +39,15 @@ var advice = map[Kind]string{
 	Misnamed:   "nothing: a start that scans the root finds it where it is",
 }
 
-// Problem is one thing that is wrong.
+// Problem is one problem of a file.
 type Problem struct {
 	Path   string `json:"path"`
 	Kind   Kind   `json:"kind"`
 	What   string `json:"what"`
-	Bytes  int64  `json:"bytes"`            // on disk
-	Done   string `json:"done,omitempty"`   // by a repair
-	Failed string `json:"failed,omitempty"` // why a repair did not help
-	Advice string `json:"advice,omitempty"` // when nothing was done
+	Bytes  int64  `json:"bytes"`            // allocated bytes on disk
+	Done   string `json:"done,omitempty"`   // action of the repair; empty if none
+	Failed string `json:"failed,omitempty"` // error of the repair; empty if none
+	Advice string `json:"advice,omitempty"` // advice for the operator; empty if the problem was repaired
 }
 
 // Usage is a number of files and the bytes that they take on disk.
@@ -61,42 +61,42 @@ func (u *Usage) add(bytes int64) {
 	u.Bytes += bytes
 }
 
-// Compressed is what compressed pieces take, and the bytes of their payloads.
+// Compressed is the usage of compressed pieces, and the bytes of their payloads.
 type Compressed struct {
 	Usage
 	Payload int64 `json:"payload_bytes"`
 }
 
-// Report is the state of one root.
+// Report is the result of a check.
 type Report struct {
 	Root        string               `json:"root"`
 	Quick       bool                 `json:"quick"`
-	InUse       bool                 `json:"in_use"`      // a host had the root
-	Pieces      Usage                `json:"pieces"`      // sound ones
-	Compressed  Compressed           `json:"compressed"`  // of Pieces
-	Temporaries Usage                `json:"temporaries"` // the stale ones are problems besides
-	Quarantine  Usage                `json:"quarantine"`  // afterwards
-	Foreign     Usage                `json:"foreign"`     // not the store's
-	Changing    int64                `json:"changing"`    // files that a host was at work on; they are not judged
+	InUse       bool                 `json:"in_use"`      // a host uses the root
+	Pieces      Usage                `json:"pieces"`      // sound pieces
+	Compressed  Compressed           `json:"compressed"`  // part of Pieces
+	Temporaries Usage                `json:"temporaries"` // all temporaries; stale ones are also in Found
+	Quarantine  Usage                `json:"quarantine"`  // files in quarantine after the check
+	Foreign     Usage                `json:"foreign"`     // files that are not the store's
+	Changing    int64                `json:"changing"`    // files that changed while they were read; they are not judged
 	Read        int64                `json:"read_bytes"`
 	Namespaces  map[kv.Digest]*Usage `json:"-"`
 	Spaces      []SpaceUsage         `json:"namespaces"`
 	Plans       int                  `json:"plans"`
-	Found       map[Kind]*Usage      `json:"found"`    // problems by kind, repaired ones too
-	Repaired    int64                `json:"repaired"` // problems
+	Found       map[Kind]*Usage      `json:"found"`    // problems by kind, including repaired ones
+	Repaired    int64                `json:"repaired"` // number of problems repaired
 	Remaining   int64                `json:"remaining"`
 	Problems    []Problem            `json:"problems"`
-	Left        int64                `json:"problems_left_out,omitempty"` // beyond the most that are listed
+	Left        int64                `json:"problems_left_out,omitempty"` // number of problems not listed, because of Options.Most
 }
 
-// SpaceUsage is what the pieces of one namespace take.
+// SpaceUsage is the usage of the pieces of one namespace.
 type SpaceUsage struct {
 	Namespace string `json:"namespace"` // digest
 	Model     string `json:"model,omitempty"`
 	Usage
 }
 
-// Err is ErrProblems when something is wrong that was not repaired.
+// Err returns ErrProblems if problems remain that were not repaired.
 func (r *Report) Err() error {
 	if r.Remaining == 0 {
 		return nil
@@ -104,7 +104,7 @@ func (r *Report) Err() error {
 	return fmt.Errorf("%w: %d in %s", ErrProblems, r.Remaining, r.Root)
 }
 
-// WriteText writes the report for people.
+// WriteText writes the report as text.
 func (r *Report) WriteText(out io.Writer) error {
 	w := bufio.NewWriter(out)
 	line := func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
@@ -152,17 +152,17 @@ func (r *Report) WriteText(out io.Writer) error {
 	return w.Flush()
 }
 
-// A check does not run, or not to its end.
+// Errors that Check and [Report.Err] return.
 var (
-	// ErrRoot is a directory that cannot be read or is no root.
+	// ErrRoot means that the directory is not a root or cannot be read.
 	ErrRoot = errors.New("fsck: not a root")
-	// ErrProblems says that problems were found, and not all of them repaired.
+	// ErrProblems means that problems were found and not all of them were repaired.
 	ErrProblems = errors.New("fsck: problems remain")
 )
 
 var (
-	// errChanging is a file that changed each time it was read: a host is writing to it.
+	// errChanging means that a file changed each time it was read, so a host is writing it.
 	errChanging = errors.New("fsck: the file changes")
-	// errUnknownNamespace is a piece of a namespace without a text in the root.
+	// errUnknownNamespace means that the root has no text of a piece's namespace.
 	errUnknownNamespace = errors.New("unknown namespace")
 )

@@ -9,35 +9,36 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Backend is the store behind a member. Its methods are called from [Member.Step], one at a time.
+// Backend is the store behind a member. [Member.Step] calls its methods, one at a time.
 type Backend interface {
-	// Learn adds a piece that was published. It is false while this host is itself writing the piece: then whoever writes
-	// finds it in its place.
+	// Learn adds a published piece to the index. It returns false while this host itself writes the piece; the put will find
+	// the file in place.
 	Learn(r *Record) bool
-	// Touched records that another host used entries.
+	// Touched notes that another host used entries.
 	Touched(fingerprints []uint64)
-	// Propose stops granting and storing an entry until Decide, and returns true. It returns false, a veto, when the entry
-	// is leased or being written. It returns true for an entry that is not known.
+	// Propose stops leases and puts of an entry until Decide, and returns true. It returns false, a veto, if the entry is
+	// leased or being written. It returns true for an unknown entry.
 	Propose(v *Victim) bool
-	// Decide ends what Propose began. A victim that was not removed may be granted again. A removed victim may exist all
-	// the same when Learn was called for it since Propose: it may have been published again.
+	// Decide ends a proposal. A victim that was not removed may be leased again. A removed victim may nevertheless exist if
+	// Learn was called for it since Propose: it may have been published again.
 	Decide(v *Victim, removed bool)
-	// Fenced reports that the other hosts gave this one up: any piece may go now without its knowledge. It forgets all
-	// entries, leases and proposals; Decide does not follow. Once it is admitted again it scans the root; see
-	// [Member.Ticket].
+	// Fenced reports that the other hosts declared this one dead, so that any piece may now be removed without its
+	// acknowledgement. The backend discards all entries, leases and proposals; Decide is not called for them. Once the host is
+	// admitted again it scans the root; see [Member.Ticket].
 	Fenced()
 
-	// The evictor calls the rest.
+	// The methods below are called on the evictor only.
 
-	// Victims chooses entries to evict, of this many bytes in total, that are neither in use nor proposed.
+	// Victims chooses entries to evict that free the given number of bytes. It chooses no entry that is in use or proposed.
 	Victims(bytes int64) []Victim
 	// Used returns the bytes on disk of all known pieces, proposed ones included, and of other files that this host found;
 	// temporaries are excluded.
 	Used() int64
-	// Paths returns a victim's files. A victim of a namespace that cannot be read is spared.
+	// Paths returns the files of a victim. If the text of the victim's namespace cannot be read, it returns an error, and the
+	// victim is spared.
 	Paths(v *Victim) ([]string, error)
-	// Identify reads which piece a published temporary is; it has a second link. The error is [ErrDamaged] when the bytes
-	// do not say, and the file is emptied then.
+	// Identify reads from a published temporary, which has a second link, which piece it is. The error is [ErrDamaged] if the
+	// header is damaged; the file is then emptied.
 	Identify(temp string, info staging.Info) (Record, error)
 }
 
@@ -45,8 +46,8 @@ type Config struct {
 	Dir      string // the root
 	Host     string // [a-z0-9]+, unique among the running hosts
 	Capacity int64
-	Lapse    time.Duration // a host without a heartbeat for this long is given up
-	LogBytes int64         // size at which a log is rotated; 0: 1 MiB
+	Lapse    time.Duration // the time without a heartbeat after which a host is declared dead
+	LogBytes int64         // size at which a log is rotated; 1 MiB if 0
 	FS       staging.FS
 	Log      *slog.Logger
 	Unique   func() uint64        // never returns the same number twice

@@ -5,20 +5,20 @@ import (
 	"slices"
 )
 
-// maxBatch bounds the victims of one batch.
+// maxBatch is the maximum number of victims in a batch.
 const maxBatch = 4096
 
-// Eviction begins when more than high of the capacity is in use or granted, and goes down to low.
+// Eviction begins when more than high of the capacity is in use or granted, and frees space down to low.
 const high, low = 0.95, 0.90
 
-// balance grants credit and proposes victims when there is too little.
+// balance grants credit, and proposes victims if there is too little room.
 func (t *term) balance() error {
 	t.outside = 0
 	live := make([]string, 0, len(t.peers))
 	for name, p := range t.peers {
 		if !p.swept {
 			if p.unknown {
-				return nil // its bytes are unknown until its temporaries are cleared
+				return nil // Its bytes are unknown until its temporaries are cleared.
 			}
 			t.outside += p.outstanding(t.published(name))
 		}
@@ -28,9 +28,9 @@ func (t *term) balance() error {
 		}
 	}
 	if !t.m.active() {
-		return nil // the root is not fully known yet
+		return nil // not all entries are known yet
 	}
-	// The smallest wishes come first, so that what they leave is shared among the larger ones.
+	// The smallest wishes are served first; the rest is shared among the larger ones.
 	slices.SortFunc(live, func(a, b string) int {
 		return cmp.Or(cmp.Compare(t.peers[a].short(), t.peers[b].short()), cmp.Compare(a, b))
 	})
@@ -49,14 +49,14 @@ func (t *term) balance() error {
 		p.granted += gives[i]
 		t.outside += gives[i]
 		if err := t.writeGrant(name, p); err != nil {
-			return err // the grant stays counted; the file is written at the next step
+			return err // The grant stays counted, and the file is written at the next step.
 		}
 	}
 	return t.evict(used + t.outside + unmet)
 }
 
-// Portions shares room among hosts, by what they are short of in ascending order: what the first leave is shared among
-// the rest. unmet is what none could be given.
+// Portions divides room among hosts. shorts holds the number of bytes that each host lacks, in ascending order. Bytes that the
+// first hosts do not need are divided among the rest. unmet is the number of bytes that could not be given.
 func Portions(room int64, shorts []int64) (gives []int64, unmet int64) {
 	gives = make([]int64, len(shorts))
 	for i, short := range shorts {
@@ -67,7 +67,7 @@ func Portions(room int64, shorts []int64) (gives []int64, unmet int64) {
 	return gives, unmet
 }
 
-// Excess is how much is to be evicted of so many bytes that are in use, granted or wanted.
+// Excess returns the number of bytes to evict if level bytes are in use, granted or wanted.
 func Excess(level, capacity int64) int64 {
 	if level <= int64(high*float64(capacity)) {
 		return 0
@@ -90,7 +90,7 @@ func (p *peer) outstanding(published int64) int64 {
 	return max(0, p.granted-p.status.Returned-published)
 }
 
-// short returns how much more credit a peer wants than it has. It is 0 until the peer has seen its latest grant.
+// short returns the credit that a peer lacks. It is 0 until the peer has seen its latest grant.
 func (p *peer) short() int64 {
 	if p.status.Beat < p.grantedAt+2 {
 		return 0
@@ -102,7 +102,7 @@ func (p *peer) short() int64 {
 func (t *term) evict(level int64) error {
 	for n, b := range t.batches {
 		if _, mine := t.m.Batches[n]; mine || !b.decided {
-			level -= b.bytes() // being removed
+			level -= b.bytes() // these bytes are being removed
 		}
 	}
 	victims := t.m.Choose(t.proposed(), Excess(level, t.m.cfg.Capacity), maxBatch)
@@ -116,8 +116,9 @@ func (t *term) evict(level int64) error {
 	return nil
 }
 
-// proposed are the entries in undecided batches. An earlier evictor's are not withheld by this store until it has
-// acknowledged them. A victim in two batches would be granted again when the first spares it, and removed by the second.
+// proposed returns the entries in undecided batches. This store does not withhold the entries of an earlier evictor's batch
+// until it has acknowledged the batch. A victim must not be in two batches: if the first spared it, it could be leased again
+// and then be removed by the second.
 func (t *term) proposed() map[ID]bool {
 	list := map[ID]bool{}
 	for _, b := range t.batches {

@@ -16,7 +16,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Control files are JSON behind a checksum, replaced by a rename within their directory. Each has one writer.
+// Control files contain a checksum followed by JSON, and are replaced by a rename within their directory. Each has one writer.
 
 const (
 	controlMagic = "kvshare1 "
@@ -24,7 +24,7 @@ const (
 	maxControl   = 64 << 20
 )
 
-// EncodeControl makes the bytes of a control file.
+// EncodeControl returns the content of a control file.
 func EncodeControl(v any) ([]byte, error) {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -33,7 +33,7 @@ func EncodeControl(v any) ([]byte, error) {
 	return append(fmt.Appendf(nil, "%s%016x\n", controlMagic, xxh3.Hash(text)), text...), nil
 }
 
-// DecodeControl reads them. What does not match its checksum is ErrDamaged.
+// DecodeControl decodes the content of a control file. It returns ErrDamaged if the checksum does not match.
 func DecodeControl(b []byte, v any) error {
 	if len(b) < controlHead || string(b[:len(controlMagic)]) != controlMagic {
 		return fmt.Errorf("%w: no heading", ErrDamaged)
@@ -55,7 +55,7 @@ type tree struct {
 	part []byte // buffer for reading logs
 }
 
-// Hosts are the hosts that share a root, or did so until they were killed.
+// Hosts returns the hosts that share a root. The list includes hosts that were killed and not removed since.
 func Hosts(fsys staging.FS, root string) (names []string, err error) {
 	list, err := fsys.ReadDir((&tree{base: root + "/" + Dir}).hosts())
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -73,7 +73,7 @@ func (t *tree) epochDir(n uint64) string { return t.base + "/e" + strconv.Format
 
 func (t *tree) put(name string, v any) error { return t.replace(name, v, false) }
 
-// keep replaces a control file durably, name included, because others rely on it after a loss of power.
+// keep replaces a control file durably, its name included. It is used for files that others rely on after a power loss.
 func (t *tree) keep(name string, v any) error {
 	if err := t.replace(name, v, true); err != nil {
 		return err
@@ -102,7 +102,7 @@ func (t *tree) get(name string, v any) error {
 	return nil
 }
 
-// list returns the names in a directory, none when the directory does not exist.
+// list returns the names in a directory. It returns none if the directory does not exist.
 func (t *tree) list(dir string) ([]string, error) {
 	entries, err := t.fs.ReadDir(dir)
 	if absent(err) {
@@ -142,7 +142,7 @@ func (t *tree) remove(name string) error {
 	return ignoreMissing(t.fs.Remove(name))
 }
 
-// look says whether a name exists; the error says that it is unknown.
+// look reports whether a name exists. On an error this is unknown.
 func (t *tree) look(name string) (bool, error) {
 	_, err := t.fs.Stat(name)
 	if absent(err) {
@@ -151,18 +151,18 @@ func (t *tree) look(name string) (bool, error) {
 	return err == nil, err
 }
 
-// absent says whether a name is known not to exist.
+// absent reports whether a name is known not to exist.
 func (t *tree) absent(name string) bool {
 	there, err := t.look(name)
 	return !there && err == nil
 }
 
-// missing reports whether an error means that a name does not exist (any more), or that it names another file now, as one
-// that was replaced while it was read.
+// missing reports whether an error means that a name does not exist or names another file now, for example because the file was
+// replaced while it was read.
 func missing(err error) bool { return absent(err) || errors.Is(err, unix.ESTALE) }
 
-// absent reports whether an error proves that a name does not exist. A stale handle does not: a directory that was not
-// listed may be full.
+// absent reports whether an error proves that a name does not exist. ESTALE does not: a directory that could not be listed may
+// have entries.
 func absent(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
 func ignoreMissing(err error) error {

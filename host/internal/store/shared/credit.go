@@ -5,28 +5,28 @@ import (
 	"sync"
 )
 
-// Credits is the account of bytes that a member may write: granted less returned less spent. A put takes credit
-// before it writes, and gives back what it did not publish after its bytes are gone from the disk.
+// Credits is the account of the bytes that a member may write: granted less returned less spent. A put takes credit before it
+// writes. It returns unused credit once its bytes are gone from the disk.
 type Credits struct {
 	fresh func() bool
 	wake  func()
 
 	mu       sync.Mutex
-	current  uint64 // incarnation: credit of an earlier one is void
+	current  uint64 // incarnation; credit taken by an earlier one is void
 	granted  int64
 	returned int64
-	spent    int64 // by puts in flight and published pieces
-	flying   int64 // of spent: by puts in flight
-	held     int64 // by puts in flight of earlier incarnations: they may have files open that have no name any more
+	spent    int64 // bytes of puts in flight and of published pieces
+	flying   int64 // part of spent that puts in flight hold
+	held     int64 // credit of puts in flight from earlier incarnations, which may have unlinked files open
 	largest  int64 // largest request so far
-	taken    int64 // since the last step
+	taken    int64 // bytes taken since the last step
 	starved  int64 // largest refused request since the last step
 	want     int64 // the free credit that this member would like to have
 	refused  uint64
-	changed  chan struct{} // closed and replaced when credit arrives
+	changed  chan struct{} // closed when credit arrives; nil if no caller waits
 }
 
-// Credit allows its holder to write a number of bytes, for as long as the incarnation lasts that took it.
+// Credit permits its holder to write a number of bytes. It is valid during the incarnation that took it.
 type Credit struct {
 	bytes int64
 	life  uint64
@@ -34,12 +34,12 @@ type Credit struct {
 
 func (c Credit) Bytes() int64 { return c.bytes }
 
-// Init says when credit may be taken and written on, and what is called when there is too little.
+// Init sets the functions that report whether credit may be taken and used, and that request a step if there is too little.
 func (c *Credits) Init(fresh func() bool, wake func()) { c.fresh, c.wake = fresh, wake }
 
 func (c *Credits) free() int64 { return c.granted - c.returned - c.spent }
 
-// Reset ends an incarnation, and begins the account of another one; 0: there is none.
+// Reset ends an incarnation and begins the account of the next one, life. life is 0 if there is none.
 func (c *Credits) Reset(life uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -47,7 +47,7 @@ func (c *Credits) Reset(life uint64) {
 	c.current, c.granted, c.returned, c.spent, c.flying = life, 0, 0, 0, 0
 }
 
-// Spend turns a put in flight into a published piece. It is false when the credit is void.
+// Spend turns the credit of a put in flight into a published piece of the given bytes. It returns false if the credit is void.
 func (c *Credits) Spend(credit Credit, bytes int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,7 +65,7 @@ func (c *Credits) valid(credit Credit) bool {
 	return credit.life != 0 && credit.life == c.current
 }
 
-// Take reserves credit for this many bytes; ok is false when this member has less.
+// Take reserves credit. It returns false if this member has less free credit, or may not take any now.
 func (c *Credits) Take(bytes int64) (Credit, bool) {
 	if !c.fresh() {
 		return Credit{}, false
@@ -85,11 +85,11 @@ func (c *Credits) Take(bytes int64) (Credit, bool) {
 	return Credit{bytes, c.current}, true
 }
 
-// Holds reports whether credit may be written on now. It is checked before each operation on a temporary: what the other
-// hosts gave up with an earlier incarnation is void.
+// Holds reports whether the credit may be used now. It is checked before each operation on a temporary, since the credit of an
+// incarnation that was fenced is void.
 func (c *Credits) Holds(credit Credit) bool { return c.fresh() && c.valid(credit) }
 
-// Give returns unspent credit. Its bytes must be gone from the disk, and its file closed.
+// Give returns unspent credit. The bytes must be gone from the disk, and the file must be closed.
 func (c *Credits) Give(credit Credit) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -119,7 +119,7 @@ func (c *Credits) notify() {
 	}
 }
 
-// Grant records the total that was granted.
+// Grant records the total credit granted by the evictor.
 func (c *Credits) Grant(granted int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,15 +129,15 @@ func (c *Credits) Grant(granted int64) {
 	}
 }
 
-// Claim is what a member tells the evictor of its credit.
+// Claim is the state of a member's credit as it reports it to the evictor.
 type Claim struct {
 	Returned int64 `json:"returned"`
-	Free     int64 `json:"free"` // credit
+	Free     int64 `json:"free"` // free credit in bytes; negative if more than the granted credit is spent
 	Want     int64 `json:"want"`
-	Held     int64 `json:"held"` // bytes that puts of earlier incarnations may have in files without a name
+	Held     int64 `json:"held"` // bytes that puts of earlier incarnations may hold in unlinked files
 }
 
-// Check says what no member can have told.
+// Check returns ErrDamaged if a value is outside the range of the protocol.
 func (c *Claim) Check() error {
 	if min(c.Returned, c.Held, c.Want) < 0 || c.Free < -mostBytes || c.Returned > mostTotal || max(c.Held, c.Want, c.Free) > mostBytes {
 		return fmt.Errorf("%w: a claim of %+v", ErrDamaged, *c)
@@ -145,15 +145,15 @@ func (c *Claim) Check() error {
 	return nil
 }
 
-// Short is how much more credit the member wants than it has.
+// Short returns the credit that the member lacks.
 func (c *Claim) Short() int64 { return max(0, c.Want-c.Free) }
 
-// Settle computes once per step how much free credit this member wants, and returns the excess. It wants several times
-// what the last step used, because the next grant is steps away; an unused wish decays.
+// Settle is called once per step. It computes the free credit that this member wants, and returns the excess to the evictor. It
+// wants several times the use of the last step, because the next grant takes several steps. An unused wish decays.
 func (c *Credits) Settle(most int64) Claim {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	least := max(4*c.largest, most/16) // a host that has stored nothing yet need not wait for its first credit
+	least := max(4*c.largest, most/16) // A host that has stored nothing yet does not have to wait for its first credit.
 	c.want = max(least, c.want-c.want/8, 8*(c.taken+c.starved))
 	c.want = min(c.want, max(most, c.largest))
 	c.taken, c.starved = 0, 0
@@ -163,7 +163,7 @@ func (c *Credits) Settle(most int64) Claim {
 	return Claim{c.returned, c.free(), c.want, c.held}
 }
 
-// Tell adds the account's figures to those of a member.
+// Tell fills in the credit fields of s.
 func (c *Credits) Tell(s *Stats) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

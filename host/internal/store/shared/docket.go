@@ -5,26 +5,26 @@ import (
 	"slices"
 )
 
-// Docket is what a member has learned from the logs, and of batches of victims. It belongs to Step.
+// Docket is a member's state of the log records and batches of victims that it has read. It is used by Step only.
 type Docket struct {
 	back Backend
 
-	Vetoes   map[uint64][]int    // acknowledged batches, until their decisions are applied: indices of vetoed victims
-	Batches  map[uint64][]Victim // of them
-	forced   map[ID]Victim       // damaged entries, for the evictor
-	reported map[ID]bool         // those that are in a batch
-	later    []Record            // published while this host was writing the same piece
+	Vetoes   map[uint64][]int    // indices of the vetoed victims, for each acknowledged batch whose decision is not applied yet
+	Batches  map[uint64][]Victim // victims of these batches
+	forced   map[ID]Victim       // damaged entries that the evictor should evict
+	reported map[ID]bool         // damaged entries that are in a batch
+	later    []Record            // records that arrived while this host was writing the same piece
 }
 
-// Begin begins the docket of an incarnation.
+// Begin resets the docket for an incarnation.
 func (d *Docket) Begin(back Backend) {
 	*d = Docket{
 		back: back, Vetoes: map[uint64][]int{}, Batches: map[uint64][]Victim{}, forced: map[ID]Victim{}, reported: map[ID]bool{},
 	}
 }
 
-// LearnLater learns what the store could not while it wrote the same entry itself. It goes before the logs: what is proposed later was
-// known.
+// LearnLater passes on the records that the store could not take while it wrote the same entry. It must be called before the
+// logs are read, so that every entry is known before it is proposed.
 func (d *Docket) LearnLater() {
 	later := d.later
 	d.later = nil
@@ -33,7 +33,7 @@ func (d *Docket) LearnLater() {
 	}
 }
 
-// Learn takes a record of a log.
+// Learn applies a record of a log.
 func (d *Docket) Learn(r *Record) {
 	switch r.Op {
 	case Published, Relayed:
@@ -43,7 +43,7 @@ func (d *Docket) Learn(r *Record) {
 	case Touched:
 		d.back.Touched(r.Fingerprints)
 	case Damaged:
-		if !d.reported[r.ID()] && len(d.forced) < maxForced { // the evictor, now or later, puts it into a batch
+		if !d.reported[r.ID()] && len(d.forced) < maxForced { // An evictor will propose it.
 			d.forced[r.ID()] = r.Victim()
 		}
 	}
@@ -71,8 +71,8 @@ func (d *Docket) Proposed(victims []Victim) {
 	}
 }
 
-// Retire applies a decision. Where none is known any more the batch was decided before this member acknowledged it: the store checks on
-// its next use whether a victim still exists.
+// Retire applies a decision. If known is false the decision is no longer there: the batch was decided before this member
+// acknowledged it, and the store checks at the next use of a victim whether it still exists.
 func (d *Docket) Retire(n uint64, known bool, spared func(i int) bool) {
 	victims := d.Batches[n]
 	for i := range victims {
@@ -80,7 +80,7 @@ func (d *Docket) Retire(n uint64, known bool, spared func(i int) bool) {
 		delete(d.reported, v.ID())
 		removed := known && !spared(i)
 		if !removed && slices.Contains(d.Vetoes[n], i) {
-			continue // vetoed here, so never withheld
+			continue // It was vetoed here, so it was never withheld.
 		}
 		d.back.Decide(v, removed)
 	}
@@ -88,7 +88,8 @@ func (d *Docket) Retire(n uint64, known bool, spared func(i int) bool) {
 	delete(d.Vetoes, n)
 }
 
-// Choose names damaged entries, at most so many, and victims that free as much as is in excess, but for those that are proposed already.
+// Choose returns up to most damaged entries, and victims that free excess bytes. It skips the proposed entries, and adds to
+// them.
 func (d *Docket) Choose(proposed map[ID]bool, excess int64, most int) (victims []Victim) {
 	add := func(v Victim) {
 		if id := v.ID(); !proposed[id] {

@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// epochBits are those of an epoch's number. Its batches have the bits above them.
+// epochBits is the number of bits of an epoch. The numbers of its batches have the epoch in the bits above the low 32.
 const epochBits = 31
 
-// epochs lists the evictors' directories.
+// epochs lists the directories of the evictors.
 type epochs struct {
-	top     uint64   // the highest e<n>; 0: none
-	highest uint64   // number ever used
-	lower   []uint64 // other e<n>
-	old     []string // names of x<n>.<member>
+	top     uint64   // highest e<n>; 0 if none
+	highest uint64   // highest number ever used
+	lower   []uint64 // the other e<n>
+	old     []string // names of the x<n>.<member>
 	begun   []string // members that have a c.<member>
 }
 
-// readEpochs finds the evictor and notes changes of its heartbeat.
+// readEpochs finds the current evictor and notes changes of its heartbeat.
 func (m *Member) readEpochs(now time.Duration) (epochs, error) {
 	var e epochs
 	names, err := m.list(m.base)
@@ -76,7 +76,7 @@ func (m *Member) readEpochs(now time.Duration) (epochs, error) {
 	return e, nil
 }
 
-// resetTimers restarts the silence timers after this host was paused: it may have missed heartbeats.
+// resetTimers restarts the silence timers after a pause of this host, which may have missed heartbeats.
 func (m *Member) resetTimers(now time.Duration) {
 	m.seen.beatAt = now
 	if m.term != nil {
@@ -86,11 +86,11 @@ func (m *Member) resetTimers(now time.Duration) {
 	}
 }
 
-// campaign makes this host the evictor when there is no live one.
+// campaign makes this host the evictor if there is no live one.
 func (m *Member) campaign(now time.Duration, e epochs) error {
 	if e.top != 0 {
 		if now-m.seen.beatAt <= m.cfg.Lapse && !(m.isOwn(m.seen.beat.Owner) && m.seen.beat.Owner != m.name) {
-			if slices.Contains(e.begun, m.name) { // an attempt that failed half way, and another host was elected
+			if slices.Contains(e.begun, m.name) { // An earlier attempt failed half way, and another host was elected.
 				return m.removeAll(m.base + "/c." + m.name)
 			}
 			return nil
@@ -100,18 +100,18 @@ func (m *Member) campaign(now time.Duration, e epochs) error {
 		}
 		to := fmt.Sprintf("%s/x%d.%s", m.base, e.top, m.name)
 		if err := m.fs.Rename(m.epochDir(e.top), to); err != nil {
-			return ignoreMissing(err) // another host was first
+			return ignoreMissing(err) // another host was elected
 		}
 		m.log.Warn("evictor given up", "epoch", e.top, "member", m.seen.beat.Owner)
 	} else if m.shouldWait(now, m.seen.vacant) {
 		return nil
 	}
-	// this host may have been expelled since, and its candidate directory removed
+	// This host may have been expelled since, and its candidate directory removed.
 	return ignoreMissing(m.takeEpoch(e.highest + 1))
 }
 
-// shouldWait reports whether other hosts should campaign first: those that know all pieces can grant credit without a
-// scan.
+// shouldWait reports whether this host should let others campaign first: hosts that have scanned the root can grant credit
+// without a scan.
 func (m *Member) shouldWait(now, since time.Duration) bool {
 	if m.active() || now-since > 2*m.cfg.Lapse {
 		return false
@@ -143,7 +143,7 @@ func (m *Member) takeEpoch(n uint64) error {
 	if err := m.fs.Rename(mine, dir); err != nil {
 		var have beat
 		if gerr := m.get(dir+"/beat", &have); gerr != nil || have.Owner != m.name {
-			return m.removeAll(mine) // another host was first
+			return m.removeAll(mine) // another host was elected
 		}
 	}
 	// Other hosts may have used higher numbers while this host was paused.
@@ -186,7 +186,7 @@ func (m *Member) join() error {
 		}
 	}
 	for _, d := range []string{dir, dir + "/t"} {
-		if err := m.fs.Mkdir(d, 0o700); err != nil { // never the first again, which the others may have expelled since
+		if err := m.fs.Mkdir(d, 0o700); err != nil { // The directory of an earlier join is never used again, since the others may have expelled it.
 			return err
 		}
 	}
@@ -207,11 +207,11 @@ func (m *Member) join() error {
 	return nil
 }
 
-// member is the name of this host in an incarnation.
+// member returns the name of this host in an incarnation.
 func (c *Config) member(life uint64) string { return c.Host + "." + strconv.FormatUint(life, 16) }
 
-// giveUpEarlier expels this host's earlier incarnations at once. The operator makes sure that no two running hosts
-// have the same id.
+// giveUpEarlier expels earlier incarnations of this host at once. The operator must make sure that no two running hosts have
+// the same id.
 func (m *Member) giveUpEarlier() error {
 	names, err := m.list(m.hosts())
 	if err != nil {
@@ -232,10 +232,10 @@ func (m *Member) isOwn(member string) bool {
 	return host == m.cfg.Host
 }
 
-// Names of the two links that probeLinks makes among the temporaries.
+// probe and probed are the names of the two links that probeLinks makes among the temporaries.
 const probe, probed = "probe", "probed"
 
-// probeLinks fails with ErrLinks where the file system has no hard links.
+// probeLinks returns ErrLinks if the file system has no hard links.
 func (t *tree) probeLinks(dir string) error {
 	a, b := dir+"/t/"+probe, dir+"/t/"+probed
 	if err := t.put(a, status{}); err != nil {
@@ -251,12 +251,12 @@ func (t *tree) probeLinks(dir string) error {
 	return errors.Join(err, t.remove(a))
 }
 
-// fence ends an incarnation that the others have given up. Everything that rests on it is forgotten before the next one
-// begins: credit, what was to be logged, proposals, and what the store knows.
+// fence ends an incarnation that was expelled. It discards all state that depends on it: credit, records that are not logged,
+// proposals, and the store's index.
 func (m *Member) fence() {
 	m.Silence()
 	for _, d := range m.pending.end() {
-		m.Give(d.credit) // the evictor finds what was published; no host has the file open
+		m.Give(d.credit) // The evictor finds published pieces, and no host has the file open.
 	}
 	m.Reset(0)
 	m.name, m.admitted, m.term, m.retry = "", false, nil, nil
@@ -264,8 +264,8 @@ func (m *Member) fence() {
 	m.back.Fenced()
 }
 
-// readGrant reads this member's credit. The first grant admits this host: from then on the evictor waits for its
-// acknowledgements, so the host notes where the other logs end and then scans.
+// readGrant reads this member's credit. The first grant admits this host: the evictor now waits for its acknowledgements, so
+// the host notes where the other logs end and then scans.
 func (m *Member) readGrant(epoch uint64) error {
 	if epoch == 0 {
 		return nil
@@ -284,13 +284,13 @@ func (m *Member) readGrant(epoch uint64) error {
 	if m.admitted {
 		return nil
 	}
-	// The scan will find what was published so far, unless it is removed before. A log that is not read now would be
-	// read from its beginning later, with what has long been evicted.
+	// Logs are followed from their current end. The scan finds the pieces that were published before and still exist. A log
+	// that cannot be read now would later be read from its beginning, with records of entries that were evicted long ago.
 	if all, err := m.followAll(func(*Record) {}); err != nil || !all {
 		return err
 	}
 	m.admitted = true
-	m.Beat(m.lastStep) // this step's
+	m.Beat(m.lastStep) // the time of this step's heartbeat
 	m.ScanAgain()
 	m.log.Info("admitted to the shared root", "member", m.name, "epoch", epoch)
 	j, err := m.seen.journal(&m.tree)
@@ -300,8 +300,8 @@ func (m *Member) readGrant(epoch uint64) error {
 	return m.apply(j)
 }
 
-// Leave ends this host's part: it writes the log of what it published and hands its directory to the others for
-// removal. The caller must have ended all puts and leases.
+// Leave ends this host's membership: it writes its log and moves its directory to gone, where the others remove it. All puts
+// and leases must have ended.
 func (m *Member) Leave() error {
 	if m.name == "" {
 		return nil

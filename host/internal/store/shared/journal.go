@@ -8,18 +8,18 @@ import (
 	"strconv"
 )
 
-// A batch is proposed as j<n> and decided as d<n>, in the evictor's journal.
+// In the evictor's journal, j<n> is the proposal of a batch and d<n> its decision.
 
-// batchFile is a proposal: victims, or a member to be removed once every member has read its log.
+// batchFile is the content of a proposal: victims, or a member that is removed once all others have read its log.
 type batchFile struct {
 	Forget  string `json:"forget,omitempty"`
-	Victims []byte `json:"victims,omitempty"` // records
+	Victims []byte `json:"victims,omitempty"` // encoded records
 }
 
-// decisionFile ends a batch.
+// decisionFile is the content of a decision, which ends a batch.
 type decisionFile struct {
-	Spared []int `json:"spared,omitempty"` // indices
-	All    bool  `json:"all,omitempty"`    // all were spared, or it is unknown which
+	Spared []int `json:"spared,omitempty"` // indices of the victims that were not removed
+	All    bool  `json:"all,omitempty"`    // set if members must treat all victims as spared: none was removed, or it is unknown which were
 }
 
 func (d *decisionFile) spared(i int) bool { return d.All || slices.Contains(d.Spared, i) }
@@ -75,11 +75,11 @@ func decisionName(dir string, n uint64) string { return dir + "/journal/d" + str
 
 // journal lists the batches in an evictor's directory.
 type journal struct {
-	dir               string // empty: there is none to be read
+	dir               string // empty if there is none to be read
 	proposed, decided map[uint64]bool
 }
 
-// readNames lists the batches of an evictor's journal.
+// readNames lists the batches of the journal in dir.
 func (t *tree) readNames(dir string) (journal, error) {
 	j := journal{dir, map[uint64]bool{}, map[uint64]bool{}}
 	names, err := t.list(dir + "/journal")
@@ -96,7 +96,7 @@ func (t *tree) readNames(dir string) (journal, error) {
 	return j, err
 }
 
-// journal lists the evictor's batches, of an epoch with a journal that has those of earlier ones.
+// journal lists the batches of the evictor. It lists none until the evictor has copied the journals of earlier epochs.
 func (e *evictorSeen) journal(t *tree) (journal, error) {
 	if !e.beat.Took {
 		return journal{}, nil
@@ -106,7 +106,7 @@ func (e *evictorSeen) journal(t *tree) (journal, error) {
 		return j, err
 	}
 	if there, err := t.look(j.dir); !there {
-		return journal{}, err // the evictor was given up; its successor continues with the same batches
+		return journal{}, err // The evictor was deposed; its successor continues with the same batches.
 	}
 	return j, nil
 }
@@ -150,14 +150,14 @@ func (m *Member) acknowledge(dir string, n uint64) error {
 	}
 	if b.forget != "" {
 		if t := m.tails[b.forget]; t != nil && !t.ended || t == nil && !m.absent(m.gone()+"/"+b.forget) {
-			return nil // its log must be read first
+			return nil // The member's log must be read first.
 		}
 	}
 	m.Acknowledge(n, b.victims)
 	return nil
 }
 
-// retire applies a decision.
+// retire applies the decision of a batch, if there is one.
 func (m *Member) retire(n uint64, j journal) error {
 	var d decisionFile
 	known := j.decided[n]

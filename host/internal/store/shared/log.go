@@ -11,12 +11,12 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// A member's log is a sequence of files. Each has a header with the bytes that the member had published before it, then
-// records. Only the last logKept files are kept; a reader that falls further behind scans the root again.
+// A member's log is a sequence of files. Each has a header with the number of bytes that the member had published before it,
+// followed by records. Only the last logKept files are kept. A reader that falls further behind scans the root again.
 
 const (
 	logMagic    = "kvslog2\n"
-	LogHead     = 32 // bytes: magic, published u64, zero u64, xxh3-64 of what is before
+	LogHead     = 32 // bytes: magic, published u64, zero u64, xxh3-64 of the bytes before
 	logKept     = 4
 	logFull     = 1 << 20
 	logReadPart = 1024 * recordBytes
@@ -24,7 +24,7 @@ const (
 
 func logName(dir string, n uint64) string { return fmt.Sprintf("%s/log.%d", dir, n) }
 
-// EncodeLogHead makes the head of a part of a log, before which so many bytes were published.
+// EncodeLogHead returns the head of a log file. published is the number of bytes published before it.
 func EncodeLogHead(published int64) []byte {
 	b := make([]byte, LogHead)
 	copy(b, logMagic)
@@ -46,12 +46,12 @@ func DecodeLogHead(b []byte) (published int64, err error) {
 // writer appends to this member's log.
 type writer struct {
 	file      uint64
-	size      int64 // 0: the file does not exist yet
+	size      int64 // 0 if the file does not exist yet
 	published int64 // total bytes published according to the log
 }
 
-// append writes records where others can read them, and begins a new file when this one has limit bytes. A write that
-// failed can be repeated: it goes to the same place.
+// append writes records to the log, and begins a new file if the current one has reached limit bytes. A failed call can be
+// repeated: it writes to the same offset.
 func (w *writer) append(t *tree, dir string, limit int64, records []Record) error {
 	if len(records) == 0 {
 		return nil
@@ -92,14 +92,14 @@ func (w *writer) append(t *tree, dir string, limit int64, records []Record) erro
 // tail is a reader's position in another member's log.
 type tail struct {
 	file      uint64
-	at        int64 // 0: before the header
-	published int64 // total bytes published according to what was read
-	lost      bool  // part of the log was removed before it was read
-	ended     bool  // the member is gone and its log read to the end
+	at        int64 // offset in the file; 0 before the header
+	published int64 // total bytes published according to the records read
+	lost      bool  // set if part of the log was removed before it was read
+	ended     bool  // set if the member is gone and its log is fully read
 }
 
-// follow reads to the end of the log in dir and calls each for every record. The error is fs.ErrNotExist when the
-// directory was renamed during the call, so that the end was perhaps not reached.
+// follow reads to the end of the log in dir and calls each for every record. It returns fs.ErrNotExist if the directory was
+// renamed during the call; the end may then not have been reached.
 func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 	for {
 		err := l.readOn(t, logName(dir, l.file), each)
@@ -107,7 +107,7 @@ func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 			numbers, err := t.logs(dir)
 			numbers = slices.DeleteFunc(numbers, func(n uint64) bool { return n < l.file })
 			if err != nil || len(numbers) == 0 || slices.Min(numbers) == l.file {
-				return err // the log is empty, or begins just now
+				return err // The log is empty, or its first file is just being created.
 			}
 			*l = tail{file: slices.Min(numbers), published: l.published, lost: true}
 			continue
@@ -122,7 +122,7 @@ func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 			_, err := t.fs.Stat(dir)
 			return err
 		}
-		// The file may have been appended to between the last read and the start of the next file.
+		// Records may have been appended between the last read and the creation of the next file.
 		if err := l.readOn(t, logName(dir, l.file), each); err != nil && !absent(err) {
 			return err
 		}
@@ -153,7 +153,7 @@ func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
 		var head [LogHead]byte
 		if n, err := f.ReadAt(head[:], 0); n < LogHead {
 			if err == io.EOF {
-				return nil // being written
+				return nil // the header is being written
 			}
 			return err
 		}
@@ -175,10 +175,10 @@ func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
 		for b := t.part[:n]; len(b) > 0; {
 			r, size, err := DecodeRecord(b)
 			if full && len(b) < size && len(b) < len(t.part) {
-				break // the part ends within the record, which the next one begins with
+				break // The record is cut off by the end of the part. The next part begins with it.
 			}
 			if err != nil {
-				return nil // being written: read again at the next step
+				return nil // The record is being written. It is read again at the next step.
 			}
 			b, l.at = b[size:], l.at+int64(size)
 			if r.Op == Published {
@@ -192,8 +192,8 @@ func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
 	}
 }
 
-// followAll reads the logs of all other members, including those that are gone. all is false when it missed one that
-// was renamed at the same time.
+// followAll reads the logs of all other members, including those that are gone. It returns all as false if a log was renamed or
+// removed during the call and so was missed.
 func (m *Member) followAll(each func(r *Record)) (all bool, err error) {
 	live, err := m.list(m.hosts())
 	if err != nil {
@@ -221,7 +221,7 @@ func (m *Member) followAll(each func(r *Record)) (all bool, err error) {
 		}
 		err := t.follow(&m.tree, dir, each)
 		switch {
-		case missing(err): // it was renamed or removed
+		case missing(err): // renamed or removed
 			all = false
 		case errors.Is(err, ErrDamaged):
 			m.log.Warn("cannot read a log", "error", err)

@@ -11,31 +11,31 @@ import (
 // Dir is the directory of the protocol's files, relative to a root.
 const Dir = ".kvhost/shared"
 
-// status is the control file in which a member describes itself.
+// status is the content of the control file in which a member describes itself.
 type status struct {
 	Beat uint64 `json:"beat"`
-	// acknowledged batches, until their decisions are applied: indices of vetoed victims
+	// indices of the vetoed victims, for each acknowledged batch whose decision is not applied yet
 	Vetoes map[uint64][]int `json:"vetoes"`
 	Claim
-	Scanned bool `json:"scanned"` // it knows all pieces, and could be the evictor
+	Scanned bool `json:"scanned"` // set once the member knows all pieces and could be the evictor
 }
 
-// grantFile is the total credit that the evictor granted to a member.
+// grantFile is the content of a grant file: the total credit granted to a member.
 type grantFile struct {
 	Granted int64 `json:"granted"`
 }
 
-// State is how far a member has come.
+// State is a member's progress in joining.
 type State uint8
 
 const (
-	Joining  State = iota // not admitted yet, or given up; it grants and writes nothing
-	Admitted              // it takes part; the root is being scanned
-	Active                // it knows all pieces
+	Joining  State = iota // not admitted yet, or expelled; the host neither leases nor writes entries
+	Admitted              // member; the root is being scanned
+	Active                // knows all pieces
 )
 
-// Member is this host's part in a shared root. Step is called again and again, by one goroutine; the rest is safe for
-// concurrent use.
+// Member is this host's membership in a shared root. Step must be called again and again by one goroutine. The other methods
+// are safe for concurrent use.
 type Member struct {
 	tree
 	Presence
@@ -47,43 +47,43 @@ type Member struct {
 
 	facts atomic.Pointer[Stats]
 
-	// The rest belongs to Step.
+	// The fields below are used by Step only.
 	incarnation
 	lastStep time.Duration
-	term     *term // not nil: this host is the evictor
+	term     *term // nil unless this host is the evictor
 	seen     evictorSeen
 }
 
-// incarnation is what begins anew whenever this host joins.
+// incarnation is the state that starts afresh each time this host joins.
 type incarnation struct {
-	name     string // <host id>.<life in hexadecimal>; empty: not joined
+	name     string // <host id>.<life in hexadecimal>; empty while not joined
 	dir      string
 	life     uint64
 	admitted bool
 	status   status
-	acks     map[uint64][]int // Docket.Vetoes as others may see it
+	acks     map[uint64][]int // Docket.Vetoes as last written to the status
 	Docket
 	out   writer
-	retry *attempt // the write of the log that failed: others may have read some of it
+	retry *attempt // the log write that failed; nil if none did. Others may have read part of it.
 	tails map[string]*tail
 }
 
 // evictorSeen is the evictor as this member saw it last.
 type evictorSeen struct {
-	epoch  uint64 // 0: there is none
+	epoch  uint64 // 0 if there is no evictor
 	beat   beat
-	beatAt time.Duration // when beat was seen to change
-	vacant time.Duration // since when there is none
+	beatAt time.Duration // when beat was last seen to change
+	vacant time.Duration // when the evictor was first seen to be missing
 }
 
-// beat is the evictor's heartbeat file.
+// beat is the content of the evictor's heartbeat file.
 type beat struct {
 	Owner string `json:"owner"`
 	Beat  uint64 `json:"beat"`
-	Took  bool   `json:"took"` // earlier journals have been copied into this one
+	Took  bool   `json:"took"` // set once the journals of earlier epochs are copied into this one
 }
 
-// New makes a member. Nothing is touched before the first Step.
+// New returns a member. It does not access the root before the first Step.
 func New(cfg Config, back Backend) (*Member, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -98,8 +98,8 @@ func New(cfg Config, back Backend) (*Member, error) {
 	return m, nil
 }
 
-// Step makes one round: it writes the heartbeat, follows the other members, and does the evictor's work when this host
-// is the evictor. An error comes from the file system; the next step tries again.
+// Step makes one round: it writes the heartbeat, follows the other members, and does the evictor's work if this host is the
+// evictor. An error is that of the file system; the next step tries again.
 func (m *Member) Step() error {
 	now := m.cfg.Now()
 	if m.lastStep != 0 && now-m.lastStep > m.cfg.Lapse/2 {
@@ -119,7 +119,7 @@ func (m *Member) Step() error {
 func (m *Member) step(now time.Duration) error {
 	if m.name == "" {
 		if err := m.join(); missing(err) {
-			m.name = "" // given up at once: this host was paused
+			m.name = "" // This host was expelled at once, because it had been paused.
 			return nil
 		} else if err != nil {
 			m.name = ""
@@ -132,8 +132,9 @@ func (m *Member) step(now time.Duration) error {
 	}
 	if m.admitted {
 		m.LearnLater()
-		// What a decision removes was in a log before it was decided: all logs are read between the look for decisions and
-		// their use, so nothing of a victim is read after it. When a log was missed the journal waits for the next step.
+		// Every record of a removed victim was logged before the decision. All logs are read after the decisions were listed
+		// and before they are applied, so no record of a victim is read after its removal. If a log was missed, the journal
+		// waits for the next step.
 		j, err := m.seen.journal(&m.tree)
 		if err != nil {
 			return err
@@ -146,8 +147,9 @@ func (m *Member) step(now time.Duration) error {
 			}
 		}
 	}
-	// What this host published is in its log before others see that it has acknowledged a batch: else its record of a
-	// victim would follow the decision. And it has no other name by then, by which it would outlast the removal.
+	// The records of this host must be in its log before others see its acknowledgement of a batch. Otherwise its record of a
+	// victim could come after the decision. The temporaries' names must be gone too, because a victim would survive its removal
+	// under such a name.
 	doubts := m.settleDoubts()
 	unlogged := m.flush()
 	if unlogged == nil {
@@ -201,13 +203,14 @@ func (m *Member) heartbeat(now time.Duration) error {
 
 func (m *Member) active() bool { return m.admitted && m.IsScanned() }
 
-// Errors of a member.
+// Errors that a member returns.
 var (
-	// ErrFenced means that the other hosts gave this one up, or that it left. It joins again by itself.
+	// ErrFenced means that the other hosts declared this one dead, or that it left. A host that was declared dead joins again
+	// by itself.
 	ErrFenced = errors.New("shared: this host was given up by the others")
-	// ErrCredit means that a piece was written without credit: no other host would know of its bytes.
+	// ErrCredit means that a piece was written without credit, so no other host would count its bytes.
 	ErrCredit = errors.New("shared: no credit was taken")
-	// ErrLinks means that the file system has no hard links: a root on it cannot be shared.
+	// ErrLinks means that the file system has no hard links. A root on it cannot be shared.
 	ErrLinks = errors.New("shared: the file system has no hard links")
 	// ErrDoubt means that it is not known yet whether a piece was published.
 	ErrDoubt = errors.New("shared: it is in doubt whether the piece was published")
@@ -217,21 +220,21 @@ var (
 	ErrConfig = errors.New("shared: bad configuration")
 )
 
-// Stats are a member's figures.
+// Stats holds a member's state and counters.
 type Stats struct {
 	State   State
 	Member  string
 	Evictor bool
-	Peers   int // other members
+	Peers   int // number of other members
 	Granted int64
-	Free    int64 // credit
+	Free    int64 // free credit in bytes
 	Want    int64
-	Held    int64  // bytes of puts of earlier incarnations, which may have files open
+	Held    int64  // bytes of puts from earlier incarnations, which may have files open
 	Refused uint64 // requests for credit that were refused
-	Outside int64  // evictor: outstanding credit of all members
+	Outside int64  // outstanding credit of all members in bytes; 0 unless this host is the evictor
 	Terms   uint64 // times this host became the evictor
-	Removed uint64 // evictor: entries
-	GivenUp uint64 // evictor: members given up
+	Removed uint64 // entries that this host removed as the evictor
+	GivenUp uint64 // members that this host expelled as the evictor
 }
 
 func (m *Member) publishStats() {
@@ -259,7 +262,7 @@ func (m *Member) publishStats() {
 	m.facts.Store(&s)
 }
 
-// Stats returns the figures of the latest step.
+// Stats returns the state and counters as of the latest step.
 func (m *Member) Stats() Stats {
 	s := *m.facts.Load()
 	m.Tell(&s)

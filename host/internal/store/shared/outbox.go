@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Outbox is what a member published, touched or found damaged and has not logged yet.
+// Outbox holds the records that a member has not logged yet: entries published, touched or found damaged.
 type Outbox struct {
 	wake func()
 
@@ -16,34 +16,35 @@ type Outbox struct {
 	held         map[uint64]struct{}
 }
 
-// maxTouches bounds the touches logged in one step; the first ones are logged.
+// maxTouches is the maximum number of touches logged in one step. Further touches are dropped.
 const maxTouches = 1 << 13
 
-// Init says what is called when something cannot wait.
+// Init sets the function that requests a step without waiting for the next poll.
 func (o *Outbox) Init(wake func()) { o.wake = wake }
 
-// End forgets everything with an incarnation.
+// End discards the records of an incarnation that ended.
 func (o *Outbox) End() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.life, o.records, o.fingerprints, o.held = 0, nil, nil, nil
 }
 
-// Begin follows when the next incarnation begins. What was found damaged since the end is kept.
+// Begin starts the next incarnation. Records of damaged entries that were added since End are kept.
 func (o *Outbox) Begin(life uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.life, o.held = life, map[uint64]struct{}{}
 }
 
-// Published notes the publication of a piece, and spends its credit. It is false when the credit is void.
+// Published adds the record of a published piece, and spends its credit. It returns false if the credit is void.
 func (o *Outbox) Published(r Record, credit Credit, of *Credits) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.publish(r, credit, of)
 }
 
-// publish spends credit only with its record: an incarnation's records end before its credit does. The lock is held.
+// publish adds the record and spends the credit together, because the records of an incarnation end before its credit does.
+// o.mu must be held.
 func (o *Outbox) publish(r Record, credit Credit, of *Credits) bool {
 	if o.life != credit.life || !of.Spend(credit, r.Bytes) {
 		return false
@@ -52,7 +53,7 @@ func (o *Outbox) publish(r Record, credit Credit, of *Credits) bool {
 	return true
 }
 
-// Touch tells the others at the next step that an entry was used.
+// Touch adds the use of an entry, which is logged at the next step.
 func (o *Outbox) Touch(fingerprint uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -63,7 +64,7 @@ func (o *Outbox) Touch(fingerprint uint64) {
 	o.fingerprints = append(o.fingerprints, fingerprint)
 }
 
-// ReportDamaged tells the evictor at the next step that an entry is damaged. r.Pieces are the ranks to remove.
+// ReportDamaged adds the record of a damaged entry, which is logged at the next step. r.Pieces holds the ranks to remove.
 func (o *Outbox) ReportDamaged(r Record) {
 	r.Op = Damaged
 	o.mu.Lock()
@@ -88,7 +89,7 @@ func (o *Outbox) take() []Record {
 	return records
 }
 
-// Relay has a record of another member's piece logged.
+// Relay adds the record of another member's piece.
 func (o *Outbox) Relay(r Record) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Presence is how far a member has come, and whether the others count on it. Its methods are safe for concurrent use.
+// Presence is the state of a member's joining and heartbeats. Its methods are safe for concurrent use.
 type Presence struct {
 	lapse  time.Duration
 	now    func() time.Duration
@@ -17,7 +17,7 @@ type Presence struct {
 	scanned atomic.Uint64
 }
 
-// Init makes the presence of a host that has not joined.
+// Init prepares the presence of a host that has not joined.
 func (p *Presence) Init(lapse time.Duration, now func() time.Duration, unique func() uint64) {
 	p.lapse, p.now, p.unique, p.wakeup = lapse, now, unique, make(chan struct{}, 1)
 }
@@ -29,36 +29,36 @@ func (p *Presence) Wake() {
 	}
 }
 
-// Wakeups receives when a step should be made before the next poll.
+// Wakeups returns a channel that receives a value if a step should be made before the next poll.
 func (p *Presence) Wakeups() <-chan struct{} { return p.wakeup }
 
-// Fresh reports whether this host is admitted and wrote a heartbeat less than half of Lapse ago. Otherwise nothing may
-// be granted or written.
+// Fresh reports whether this host is admitted and wrote a heartbeat less than half of Lapse ago. If not, nothing may be leased
+// or written.
 func (p *Presence) Fresh() bool {
 	at := p.beatAt.Load()
 	return at != 0 && p.now()-time.Duration(at) < p.lapse/2
 }
 
-// Beat notes when a heartbeat was written.
+// Beat records the time at which a heartbeat was written.
 func (p *Presence) Beat(at time.Duration) { p.beatAt.Store(int64(max(1, at))) }
 
-// BeatAt is when the last one was, 0 while this host is not admitted.
+// BeatAt returns the time of the last heartbeat. It is 0 while this host is not admitted.
 func (p *Presence) BeatAt() time.Duration { return time.Duration(p.beatAt.Load()) }
 
-// Silence ends what the others count on.
+// Silence ends the presence: Fresh returns false until the next heartbeat.
 func (p *Presence) Silence() {
 	p.beatAt.Store(0)
 	p.ticket.Store(0)
 }
 
-// Ticket changes when the root must be scanned. It is 0 while this host is not admitted.
+// Ticket returns a number that changes when the root must be scanned. It is 0 while this host is not admitted.
 func (p *Presence) Ticket() uint64 { return p.ticket.Load() }
 
-// ScanAgain asks for a scan of the root.
+// ScanAgain requests a scan of the root.
 func (p *Presence) ScanAgain() { p.ticket.Store(max(1, p.unique())) }
 
-// Scanned reports that a scan of the whole root has ended that began after Ticket returned ticket.
+// Scanned reports that a scan of the whole root has ended which began after Ticket returned ticket.
 func (p *Presence) Scanned(ticket uint64) { p.scanned.Store(ticket) }
 
-// IsScanned says that the last scan that was asked for has ended.
+// IsScanned reports whether the scan that was requested last has ended.
 func (p *Presence) IsScanned() bool { return p.scanned.Load() == p.ticket.Load() }

@@ -8,14 +8,15 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// pending is what this member has yet to log, and the names that go then. The lock of the outbox guards all.
+// pending holds the records that are not logged yet, and the names that are removed after they are. The lock of the outbox
+// guards it.
 type pending struct {
 	Outbox
 	temps  []string // names to remove once the records are logged
 	doubts []doubt
 }
 
-// end forgets everything with an incarnation, and returns what was in doubt.
+// end discards the state of an incarnation that ended, and returns its publications in doubt.
 func (p *pending) end() (doubts []doubt) {
 	p.End()
 	p.mu.Lock()
@@ -25,8 +26,9 @@ func (p *pending) end() (doubts []doubt) {
 	return doubts
 }
 
-// Temp returns the path of a temporary, given the one that it would have next to its target. It may take the credit's bytes. It is in the directory of the
-// incarnation that took the credit, so that it goes with it. It fails with ErrFenced when the credit is void.
+// Temp returns the path of a temporary. name is the path that it would have next to its target. The temporary may take as many
+// bytes as the credit. Its directory is that of the incarnation that took the credit, and is removed with it. Temp returns
+// ErrFenced if the credit is void.
 func (m *Member) Temp(name string, credit Credit) (string, error) {
 	if credit.bytes == 0 {
 		return "", fmt.Errorf("%w: %s", ErrCredit, name)
@@ -37,9 +39,9 @@ func (m *Member) Temp(name string, credit Credit) (string, error) {
 	return m.hosts() + "/" + m.cfg.member(credit.life) + "/t/" + path.Base(name), nil
 }
 
-// Publish links a temporary to its target name, or fails with fs.ErrExist. Afterwards the temporary belongs to the
-// member. The spent credit is corrected from the reserved bytes to r.Bytes. When it is unknown whether the link was
-// made the error is ErrDoubt; temporary and credit belong to the member then too, which finds out.
+// Publish links a temporary to its target name. It returns fs.ErrExist if the name exists. Afterwards the temporary belongs to
+// the member. The credit is spent; it is corrected from the reserved bytes to r.Bytes. If it is unknown whether the link was
+// made, the error is ErrDoubt, and the member keeps the temporary and the credit until it has found out.
 func (m *Member) Publish(temp, target string, r Record, credit *Credit) error {
 	if credit.bytes == 0 {
 		return fmt.Errorf("%w: %s", ErrCredit, target)
@@ -66,8 +68,8 @@ func (m *Member) Publish(temp, target string, r Record, credit *Credit) error {
 	return nil
 }
 
-// published notes a publication for the log. It is false when the credit is void: then the temporary is among those of
-// a member that is gone, where the evictor finds its second name.
+// published adds a publication to the outbox. It returns false if the credit is void: the temporary is then in the directory of
+// an expelled incarnation, where the evictor finds its second name.
 func (m *Member) published(temp string, r Record, credit Credit) bool {
 	p := &m.pending
 	p.mu.Lock()
@@ -79,19 +81,19 @@ func (m *Member) published(temp string, r Record, credit Credit) bool {
 	return true
 }
 
-// A link that reports an error may have been made all the same: a network file system loses the reply, or the call was
-// given up and goes on. How many names the temporary has tells. While they cannot be counted, the publication is in doubt: the
-// temporary keeps its name and its credit, and each step looks again.
+// A link call that returns an error may have succeeded: a network file system may lose the reply, or the call was abandoned and
+// continues. The link count of the temporary tells. While it cannot be read, the publication is in doubt: the temporary keeps
+// its name and its credit, and each step checks again.
 
 // doubt is a publication that may have happened.
 type doubt struct {
 	temp, target string
 	record       Record
 	credit       Credit
-	linked       bool // it happened
+	linked       bool // set once the link is known to be made
 }
 
-// doubt notes a publication that may have happened. It is false when the credit is void.
+// doubt adds a publication in doubt. It returns false if the credit is void.
 func (p *pending) doubt(d doubt) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,8 +104,8 @@ func (p *pending) doubt(d doubt) bool {
 	return true
 }
 
-// link gives a temporary its target name. made says that it has it, also when the file system reports an error for a
-// link that it made. The error is ErrDoubt while that is unknown.
+// link links a temporary to its target name. made reports whether the temporary has that name, even if the file system returned
+// an error. The error is ErrDoubt if this is unknown.
 func (t *tree) link(temp, target string) (made bool, err error) {
 	if err = t.fs.Link(temp, target); err == nil {
 		return true, nil
@@ -118,11 +120,11 @@ func (t *tree) link(temp, target string) (made bool, err error) {
 	case serr == nil && !errors.Is(err, staging.ErrHung), absent(serr):
 		return false, err
 	}
-	// An error that says that the name is taken must not be taken for another host's piece under it.
+	// fs.ErrExist must not be returned here: the file under the name may be this temporary rather than another host's piece.
 	return false, fmt.Errorf("%w: linking %s: %v; the look at it: %v", ErrDoubt, target, err, serr)
 }
 
-// settleDoubts looks what became of publications in doubt.
+// settleDoubts checks the publications in doubt.
 func (m *Member) settleDoubts() error {
 	p := &m.pending
 	p.mu.Lock()
@@ -146,7 +148,7 @@ func (d *doubt) settle(m *Member) (settled bool, err error) {
 		}
 	}
 	if d.linked && !m.back.Learn(&d.record) {
-		return false, nil // its put has not ended
+		return false, nil // The put has not ended.
 	}
 	if !d.linked || !m.published(d.temp, d.record, d.credit) {
 		m.Give(d.credit)
@@ -154,21 +156,23 @@ func (d *doubt) settle(m *Member) (settled bool, err error) {
 	return true, nil
 }
 
-// happened looks whether the link was made. One that was not can be made no more. No file is open during the look: a client of
-// a network file system would rename one that it has open instead of removing it, and its names would tell nothing.
+// happened checks whether the link was made. If not, it removes the temporary, so that the link can no longer succeed. No file
+// is open during the check: a client of a network file system renames a file that it has open instead of removing it, and the
+// link count would be wrong.
 func (d *doubt) happened(t *tree) (bool, error) {
 	info, err := t.fs.Stat(d.temp)
 	if err == nil && info.Links > 1 {
 		return true, nil
 	}
-	gone := absent(err) // with this incarnation, or in an earlier look that failed half way
+	gone := absent(err) // The temporary went with the incarnation, or in an earlier check that failed half way.
 	if err == nil {
 		err = t.remove(d.temp)
 	}
 	if err != nil && !gone {
 		return false, err
 	}
-	// What has the target's name is a piece of this key. Which host's it is cannot be told when the temporary has gone.
+	// The file under the target name is a piece of the same key. If the temporary is gone it cannot be told which host
+	// published it.
 	now, err := t.fs.Stat(d.target)
 	if absent(err) {
 		return false, nil
@@ -176,15 +180,15 @@ func (d *doubt) happened(t *tree) (bool, error) {
 	return err == nil && (gone || now.Same(info)), err
 }
 
-// attempt is one write of the log and the temporaries to remove after it. A failed attempt is repeated unchanged before
-// any other: it goes to the same place, and other hosts may have read it to its end.
+// attempt is a write of the log, and the temporaries to remove after it. A failed attempt is repeated unchanged before any
+// other: it writes to the same offset, and other hosts may have read it.
 type attempt struct {
 	records []Record
 	temps   []string
 	written bool
 }
 
-// flush writes the log.
+// flush writes the outbox to the log, after the attempt that failed before.
 func (m *Member) flush() error {
 	var left []string
 	if m.retry != nil {
@@ -201,7 +205,7 @@ func (m *Member) flush() error {
 	return a.record(m)
 }
 
-// record writes an attempt's records. The member keeps it until its temporaries are gone.
+// record writes the records of an attempt. The member keeps the attempt until its temporaries are removed.
 func (a *attempt) record(m *Member) error {
 	m.retry = a
 	if a.written {
@@ -222,7 +226,7 @@ func (a *attempt) record(m *Member) error {
 	return nil
 }
 
-// clear removes the names of temporaries once the log has their publication.
+// clear removes the names of the temporaries, which are logged as published.
 func (a *attempt) clear(m *Member) error {
 	for ; len(a.temps) > 0; a.temps = a.temps[1:] {
 		if err := m.remove(a.temps[0]); err != nil {

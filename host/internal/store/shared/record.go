@@ -24,7 +24,7 @@ const (
 // Record is one record of a member's log.
 type Record struct {
 	Op        Op
-	Names     []pieceformat.Name // of the pieces that it is of, where they are not the built-in ones
+	Names     []pieceformat.Name // names of the files, where they are not the built-in ones
 	Namespace kv.Digest
 	Group     uint32
 	Rank      uint32
@@ -32,25 +32,25 @@ type Record struct {
 	Parent    kv.Key
 	Depth     uint32
 	Tenant    uint32
-	Pieces    uint64 // of Published: ranks that make the entry complete; of Damaged: ranks to remove
-	Bytes     int64  // on disk
+	Pieces    uint64 // in Published, the ranks that make the entry complete; in Damaged, the ranks to remove
+	Bytes     int64  // allocated bytes on disk
 	StoreTime int64
 
-	Fingerprints []uint64 // of Touched, at most recordFingerprints; nothing else is set then
+	Fingerprints []uint64 // set in Touched only, where it is the only field; at most recordFingerprints
 }
 
-// Offsets of a record's fields, and of the list of names that follows them. Little-endian; other bytes are zero.
+// Offsets of the fields of a record, which the list of names follows. Numbers are little-endian; unused bytes are zero.
 const (
 	recordBytes        = 160
 	recordFingerprints = 16
 
 	recOp           = 0
-	recFingerprints = 2 // u8: how many
+	recFingerprints = 2 // u8: number of fingerprints
 	recRank         = 4
 	recGroup        = 8
 	recDepth        = 12
 	recTenant       = 16
-	recBody         = 24 // the fingerprints of Touched start here
+	recBody         = 24 // start of the fingerprints of Touched
 	recPieces       = 24
 	recSize         = 32
 	recTime         = 40
@@ -61,7 +61,8 @@ const (
 	recSum          = 152
 	maxNames        = 1 << 17
 
-	// What a number of the protocol may say, and what one that is a running total: sums do not overflow.
+	// mostBytes and mostTotal are the largest byte count and the largest running total of the protocol. Sums of them do not
+	// overflow.
 	mostBytes = 1 << 56
 	mostTotal = 1 << 61
 )
@@ -95,7 +96,7 @@ func (r *Record) Append(b []byte) []byte {
 	return b
 }
 
-// recordSum is the checksum of a record with its names.
+// recordSum returns the checksum of a record with its names.
 func recordSum(a []byte) uint64 {
 	sum := xxh3.Hash(a[:recSum])
 	if len(a) > recordBytes {
@@ -104,8 +105,8 @@ func recordSum(a []byte) uint64 {
 	return sum
 }
 
-// DecodeRecord decodes the first record of a and says how long it is. A record that is cut off or partly written is
-// ErrDamaged.
+// DecodeRecord decodes the first record of a, and returns its length. It returns ErrDamaged if the record is cut off or partly
+// written.
 func DecodeRecord(a []byte) (r Record, n int, err error) {
 	le := binary.LittleEndian
 	if n = recordBytes; len(a) >= n && Op(a[recOp]) != Touched {
@@ -159,8 +160,8 @@ type Victim struct {
 	Namespace kv.Digest
 	Group     uint32
 	Key       kv.Key
-	Pieces    uint64             // ranks: their files are to be removed
-	Names     []pieceformat.Name // of their files: all that a rank has, or none where it has the built-in one
+	Pieces    uint64             // ranks whose files are to be removed
+	Names     []pieceformat.Name // names of the files: all names of a rank, or none if its only name is the built-in one
 	Bytes     int64
 }
 
@@ -170,14 +171,14 @@ type ID struct {
 	Key       kv.Key
 }
 
-// Compare orders entries: what a host does has an order that a test can repeat.
+// Compare orders entries, so that a host's actions have an order that tests can reproduce.
 func (a ID) Compare(b ID) int {
 	return cmp.Or(bytes.Compare(a.Namespace[:], b.Namespace[:]), cmp.Compare(a.Group, b.Group), bytes.Compare(a.Key[:], b.Key[:]))
 }
 
 func (v *Victim) ID() ID { return ID{v.Namespace, v.Group, v.Key} }
 
-// Victim is the entry of a record, to be evicted.
+// Victim returns the entry of a record as a victim.
 func (r *Record) Victim() Victim {
 	return Victim{Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, Names: r.Names, Bytes: r.Bytes}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// term is the evictor's work in one epoch, on the member that was elected.
+// term is the state and the work of the elected evictor in one epoch.
 type term struct {
 	m       *Member
 	epoch   uint64
@@ -33,22 +33,22 @@ type term struct {
 // peer is the evictor's view of a member.
 type peer struct {
 	granted   int64
-	told      int64  // value in the grant file; -1: no file
+	told      int64  // total in the grant file; -1 if there is no file
 	grantedAt uint64 // the peer's heartbeat when it last got a grant
 	status    status
-	seenAt    time.Duration // when its heartbeat was seen to change
+	seenAt    time.Duration // when its heartbeat was last seen to change
 	gone      bool
-	sealed    bool   // its log can grow no more
-	unknown   bool   // granted is too small by an unknown amount
-	swept     bool   // all its bytes on disk are accounted for
-	forget    uint64 // the batch that removes it
+	sealed    bool   // set once its log can no longer grow
+	unknown   bool   // set if granted is too small by an unknown amount
+	swept     bool   // set once all its bytes on disk are counted
+	forget    uint64 // number of the batch that removes it; 0 if there is none yet
 }
 
 // proposal is a batch in the journal.
 type proposal struct {
 	batch
-	written bool          // its file is durable
-	verdict *decisionFile // the decision, fixed before it is written
+	written bool          // set once its file is durable
+	verdict *decisionFile // the decision, fixed before it is written; nil until then
 	decided bool
 }
 
@@ -82,7 +82,8 @@ func (t *term) step(now time.Duration, e epochs) error {
 	return errors.Join(t.writeBatches(), unclear)
 }
 
-// heartbeat writes the evictor's heartbeat. Without always, which long work passes, it does so only when one is due.
+// heartbeat writes the evictor's heartbeat. Unless always is set, it writes only if a heartbeat is due; long operations call it
+// this way.
 func (t *term) heartbeat(now time.Duration, always bool) error {
 	if !always {
 		if now = t.m.cfg.Now(); now-t.beatAt < t.m.cfg.Lapse/8 {
@@ -110,7 +111,7 @@ func (t *term) peer(name string, now time.Duration) *peer {
 	return p
 }
 
-// writeGrant publishes a member's grant. The first one admits the member.
+// writeGrant writes the grant file of a member. The first grant admits the member.
 func (t *term) writeGrant(name string, p *peer) error {
 	if p.told == p.granted {
 		return nil
@@ -122,7 +123,7 @@ func (t *term) writeGrant(name string, p *peer) error {
 	return nil
 }
 
-// readPeers reads the members' statuses and expels the silent ones.
+// readPeers reads the statuses of the members and expels the silent ones.
 func (t *term) readPeers(now time.Duration, begun []string) error {
 	live, err := t.m.list(t.m.hosts())
 	if err != nil {
@@ -157,7 +158,7 @@ func (t *term) readPeers(now time.Duration, begun []string) error {
 			return err
 		}
 	}
-	for _, name := range begun { // left by a candidate that died
+	for _, name := range begun { // A candidate died and left its directory.
 		if !slices.Contains(live, name) {
 			if err := t.m.removeAll(t.m.base + "/c." + name); err != nil {
 				return err
@@ -166,7 +167,7 @@ func (t *term) readPeers(now time.Duration, begun []string) error {
 	}
 	for name, p := range t.peers {
 		if !p.gone && !slices.Contains(live, name) && !slices.Contains(dead, name) {
-			p.gone = true // it was renamed between the two listings
+			p.gone = true // It was renamed between the two listings.
 		}
 	}
 	return nil
@@ -188,8 +189,9 @@ func (t *term) readStatus(dir string, p *peer, now time.Duration) error {
 	return err
 }
 
-// removeDead removes members that are gone: it clears their temporaries, waits until their logs are read, and frees
-// their credit. A member with temporaries that cannot be cleared keeps its credit, and others do not wait for it.
+// removeDead removes members that are gone: it clears their temporaries, waits until their logs are read, and frees their
+// credit. If the temporaries of a member cannot be cleared, the member keeps its credit, and the removal of the other members
+// continues.
 func (t *term) removeDead() (failed error) {
 	for _, name := range slices.Sorted(maps.Keys(t.peers)) {
 		p, dir := t.peers[name], t.m.gone()+"/"+name
@@ -198,7 +200,7 @@ func (t *term) removeDead() (failed error) {
 		}
 		if !p.swept {
 			if err := t.sweep(dir); errors.Is(err, ErrFenced) || t.m.retry != nil {
-				return err // what it found comes first at the next step
+				return err // The records that the sweep found are written first, at the next step.
 			} else if err != nil {
 				failed = errors.Join(failed, err)
 				continue
@@ -208,7 +210,7 @@ func (t *term) removeDead() (failed error) {
 			}
 			p.swept = true
 		}
-		if p.forget == 0 { // again, where an earlier evictor has
+		if p.forget == 0 { // An earlier evictor may have proposed the removal too.
 			p.forget = t.propose(batch{forget: name})
 			continue
 		}
@@ -226,7 +228,7 @@ func (t *term) removeDead() (failed error) {
 	return failed
 }
 
-// batch is the one of a number, which is made if missing.
+// batch returns the batch with a number, which it creates if missing.
 func (t *term) batch(n uint64) *proposal {
 	if t.batches[n] == nil {
 		t.batches[n] = &proposal{}
@@ -234,14 +236,14 @@ func (t *term) batch(n uint64) *proposal {
 	return t.batches[n]
 }
 
-// propose adds a batch to the journal; writeBatches writes it.
+// propose adds a batch to the journal in memory; writeBatches writes it.
 func (t *term) propose(b batch) uint64 {
 	t.seq++
 	t.batches[t.seq] = &proposal{batch: b}
 	return t.seq
 }
 
-// writeBatches writes proposals and repeats failed writes. A proposal may have been seen although its write failed, so its
+// writeBatches writes proposals and repeats failed writes. Others may have read a proposal even if its write failed, so its
 // number is never reused.
 func (t *term) writeBatches() error {
 	for _, n := range slices.Sorted(maps.Keys(t.batches)) {
@@ -255,7 +257,7 @@ func (t *term) writeBatches() error {
 	return nil
 }
 
-// decideAll decides the batches that every member has acknowledged and removes those that every member has applied.
+// decideAll decides the batches that every member has acknowledged, and removes those that every member has applied.
 func (t *term) decideAll() error {
 	for _, n := range slices.Sorted(maps.Keys(t.batches)) {
 		b := t.batches[n]
@@ -275,7 +277,7 @@ func (t *term) decideAll() error {
 		if _, mine := t.m.Batches[n]; held || mine {
 			continue
 		}
-		// The proposal goes first: a proposal without a decision would be acknowledged again.
+		// The proposal is removed first, because members would acknowledge a proposal without a decision again.
 		for _, name := range [...]string{proposalName(t.dir, n), decisionName(t.dir, n)} {
 			if err := t.m.remove(name); err != nil {
 				return err
@@ -293,7 +295,7 @@ func (t *term) decide(n uint64, b *proposal) (bool, error) {
 		}
 	}
 	if err := t.m.keep(decisionName(t.dir, n), *b.verdict); err != nil {
-		return false, err // it may have been applied all the same
+		return false, err // Others may have read the decision nevertheless.
 	}
 	b.decided = true
 	t.removed += uint64(len(b.victims) - len(b.verdict.Spared))
@@ -301,7 +303,7 @@ func (t *term) decide(n uint64, b *proposal) (bool, error) {
 	return true, nil
 }
 
-// judge removes a batch's victims, except the spared ones, once every member has acknowledged the batch.
+// judge removes the victims of a batch except the spared ones, once every member has acknowledged the batch.
 func (t *term) judge(n uint64, b *proposal) error {
 	spared := map[int]bool{}
 	for _, p := range t.peers {
@@ -316,7 +318,7 @@ func (t *term) judge(n uint64, b *proposal) error {
 			spared[i] = true
 		}
 	}
-	if err := t.emptyTrash(); err != nil { // of a try that failed: the file has no other name any more
+	if err := t.emptyTrash(); err != nil { // The trash holds files of an attempt that failed, which have no other name.
 		return err
 	}
 	for i := range b.victims {
@@ -327,7 +329,7 @@ func (t *term) judge(n uint64, b *proposal) error {
 		for k, path := range paths {
 			trash := fmt.Sprintf("%s/trash/%d-%d-%d", t.dir, n, i, k)
 			err := t.m.fs.Rename(path, trash)
-			if absent(err) { // the file is gone, or this evictor was given up and cannot write the decision
+			if absent(err) { // The file is gone, or this evictor was deposed and cannot write the decision.
 				continue
 			}
 			if err == nil {
@@ -349,8 +351,8 @@ func (t *term) judge(n uint64, b *proposal) error {
 	return nil
 }
 
-// takeOver continues the work of earlier evictors. It keeps their grants and journals, and removes the rest, trash included,
-// before anything is counted. It may be repeated after an error.
+// takeOver continues the work of earlier evictors. It keeps their grants and journals, and removes the rest, including the
+// trash, before any bytes are counted. It may be repeated after an error.
 func (t *term) takeOver(e epochs) error {
 	for _, name := range e.old {
 		old := t.m.base + "/" + name
@@ -394,7 +396,8 @@ func (t *term) takeOver(e epochs) error {
 	return nil
 }
 
-// giveUp expels a member with unknown credit. Once its temporaries are cleared and its log is read, it has none.
+// giveUp expels a member whose credit is unknown. Once the member's temporaries are cleared and its log is read, its credit is
+// known to be 0.
 func (t *term) giveUp(name string, p *peer, cause error) error {
 	t.m.log.Error("cannot read a host's grant; host given up, it will join again", "member", name, "error", cause)
 	p.gone, p.unknown = true, true
@@ -417,8 +420,8 @@ func (t *term) emptyTrash() error {
 	return nil
 }
 
-// takeJournal copies an earlier journal, so that acknowledgements stay valid. A batch that cannot be read is decided as
-// spared, because it is unknown what was removed; every member then checks its files.
+// takeJournal copies the journal of an earlier evictor, so that acknowledgements stay valid. If a batch cannot be read, it is
+// unknown which victims were removed. So all are decided as spared, and every member checks their files.
 func (t *term) takeJournal(old string, j journal) error {
 	for _, n := range slices.Sorted(maps.Keys(j.decided)) {
 		t.seq = max(t.seq, n)
@@ -463,9 +466,9 @@ func (t *term) takeJournal(old string, j journal) error {
 	return nil
 }
 
-// sweep removes the temporaries of a member that is gone and logs those that were published. It may be repeated. One
-// that cannot be removed, as where a network file system keeps it for a process that has it open, keeps the member's
-// credit; the others do not wait for it.
+// sweep removes the temporaries of a member that is gone, and logs those that were published. It may be repeated. If a
+// temporary cannot be removed, for example because a network file system keeps it for a process that has it open, the member
+// keeps its credit.
 func (t *term) sweep(dir string) error {
 	m := t.m
 	entries, err := m.fs.ReadDir(dir + "/t")
@@ -505,9 +508,9 @@ func (t *term) sweep(dir string) error {
 	return m.remove(dir + "/t")
 }
 
-// seal ends the logs of members that are gone, before anything is decided without them: what such a host appends to a file
-// that it has open would tell the others of victims that are long removed. Its last file is replaced by a copy. What the
-// copy lacks is among the temporaries.
+// seal ends the logs of members that are gone, before any decision is made without them. Such a host may still append to the
+// file that it has open, and its records would announce victims that were removed long ago. So the last file is replaced by a
+// copy. Pieces without a record in the copy are among the temporaries.
 func (t *term) seal() error {
 	for _, name := range slices.Sorted(maps.Keys(t.peers)) {
 		p, dir := t.peers[name], t.m.gone()+"/"+name
@@ -529,7 +532,7 @@ func (t *term) seal() error {
 	return nil
 }
 
-// relay adds a temporary that was published to what this member logs.
+// relay adds the record of a published temporary to an attempt.
 func (t *term) relay(a *attempt, name string, info staging.Info) error {
 	r, err := t.m.back.Identify(name, info)
 	if err == nil {
@@ -540,13 +543,14 @@ func (t *term) relay(a *attempt, name string, info staging.Info) error {
 	if !errors.Is(err, ErrDamaged) {
 		return err
 	}
-	// The others cannot learn what to count. Under its other name it takes nothing from now on, and is damaged as before.
+	// The others could not learn its size. So the file is emptied; its piece remains damaged under the other name, and takes no
+	// bytes.
 	t.m.log.Warn("published temporary is damaged; its piece was emptied", "file", name, "error", err)
 	return t.m.discard(name)
 }
 
-// discard frees what a temporary takes, and removes it. Its writer may be paused for long and have it open, and has
-// credit for it no more.
+// discard truncates and removes a temporary. Its writer, which may be paused, may still have it open but no longer has credit
+// for its bytes.
 func (t *tree) discard(name string) error {
 	f, err := t.fs.OpenFile(name, os.O_WRONLY|os.O_TRUNC, 0)
 	if err == nil {
@@ -558,7 +562,7 @@ func (t *tree) discard(name string) error {
 	return err
 }
 
-// copy writes the bytes of a log to another file.
+// copy copies a log file.
 func (t *tree) copy(from, to string) error {
 	r, err := t.fs.OpenFile(from, os.O_RDONLY, 0)
 	if err != nil {
