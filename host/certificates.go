@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"time"
 
@@ -22,30 +23,12 @@ type certificate struct {
 	from, until   time.Time
 }
 
-// certificates reads all that a configuration names. Who uses a file says why it cannot be read.
-func certificates(c *config.Config) (list []certificate) {
+// certificates are all that a configuration names, each read again when it was renewed. Who uses a file says why it cannot be read.
+func certificates(c *config.Config) (list []*regular.Renewed[certificate]) {
 	add := func(setting, file string, bundle bool) {
-		if file == "" {
-			return
-		}
-		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
-		defer stop()
-		text, err := regular.ReadFile(ctx, file, 1<<20)
-		if err != nil {
-			return
-		}
-		found := certificate{setting: setting, file: file}
-		for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
-			x, err := x509.ParseCertificate(block.Bytes)
-			if err != nil || block.Type != "CERTIFICATE" || x.NotAfter.Before(found.until) {
-				continue
-			}
-			if found.from, found.until = x.NotBefore, x.NotAfter; !bundle {
-				break
-			}
-		}
-		if !found.until.IsZero() {
-			list = append(list, found)
+		if file != "" {
+			one, _ := regular.Renew(func() (certificate, error) { return readCertificate(setting, file, bundle) }, slog.New(slog.DiscardHandler), file)
+			list = append(list, one)
 		}
 	}
 	add("http.tls_cert", c.HTTP.TLSCert, false)
@@ -55,6 +38,26 @@ func certificates(c *config.Config) (list []certificate) {
 		add("root["+strconv.Itoa(i)+"].ca_file", r.CAFile, true)
 	}
 	return list
+}
+
+// readCertificate reads the first certificate of a file, or of a bundle the one that is valid longest.
+func readCertificate(setting, file string, bundle bool) (found certificate, err error) {
+	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+	defer stop()
+	text, err := regular.ReadFile(ctx, file, 1<<20)
+	if err != nil {
+		return found, err
+	}
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		x, err := x509.ParseCertificate(block.Bytes)
+		if err != nil || block.Type != "CERTIFICATE" || x.NotAfter.Before(found.until) {
+			continue
+		}
+		if found = (certificate{setting, file, x.NotBefore, x.NotAfter}); !bundle {
+			break
+		}
+	}
+	return found, nil
 }
 
 // judge says what is wrong with a certificate at a time, with a level; empty: nothing.
@@ -74,9 +77,11 @@ func (c certificate) judge(now time.Time) (level doctor.Level, says string) {
 
 // judgeCertificates warns of certificates that end soon. It keeps no host from starting.
 func (h *Host) judgeCertificates(context.Context) error {
-	for _, c := range certificates(h.cfg) {
+	h.certificates = certificates(h.cfg)
+	for _, one := range h.certificates {
+		c := one.Now()
 		switch level, says := c.judge(time.Now()); {
-		case says == "":
+		case c.setting == "" || says == "":
 		case h.found != nil:
 			h.found.find(level, c.setting, says)
 		default:
@@ -89,8 +94,10 @@ func (h *Host) judgeCertificates(context.Context) error {
 // certificateEnds are when certificates end, by the settings that name them.
 func (h *Host) certificateEnds() map[string]time.Time {
 	ends := map[string]time.Time{}
-	for _, c := range certificates(h.cfg) {
-		ends[c.setting] = c.until
+	for _, one := range h.certificates {
+		if c := one.Now(); c.setting != "" {
+			ends[c.setting] = c.until
+		}
 	}
 	return ends
 }

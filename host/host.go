@@ -20,6 +20,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/regular"
 	"github.com/kvhost/kvhost/host/internal/server"
 	"github.com/kvhost/kvhost/host/internal/spans"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -59,6 +60,8 @@ type Host struct {
 	spans    *spans.Tracer
 	traced   *server.RequestSpans
 	found    *Checked // what a check has found; nil but in a check
+
+	certificates []*regular.Renewed[certificate] // that the configuration names
 
 	reloads   observe.Reloads
 	reloading sync.Mutex // held during Reload

@@ -121,7 +121,7 @@ func (l *lending) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error
 	if !l.shares.take(who, lines, 1) {
 		return nil, fmt.Errorf("%w: %s has as many connections as it may", ErrAway, who.id)
 	}
-	give := func() { l.shares.give(who, lines, 1); l.room.tell() }
+	give := func() { l.shares.give(who, lines, 1); l.room.Send() }
 	holder, err := l.memory.Join(who.id, l.tenant(who))
 	if err == nil {
 		if err = holder.Line(lineBytes); err != nil {
@@ -197,7 +197,7 @@ type sender struct {
 // SendMsg implements [grpc.ServerStream]. It waits until the connection has enough memory.
 func (s sender) SendMsg(m any) error {
 	for {
-		room := s.lending.room.next()
+		room := s.lending.room.Next()
 		answer, err := s.lending.charge(s.Context(), m)
 		if err == nil {
 			err = s.ServerStream.SendMsg(answer)
@@ -234,7 +234,7 @@ func (l *lending) charge(ctx context.Context, m any) (any, error) {
 	if err := holder.Answer(int64(n)); err != nil {
 		return nil, status.Error(codes.ResourceExhausted, "answers are not read")
 	}
-	return &charged{Message: msg, buffer: n, over: sync.OnceFunc(func() { holder.AnswerOver(int64(n)); l.room.tell() })}, nil
+	return &charged{Message: msg, buffer: n, over: sync.OnceFunc(func() { holder.AnswerOver(int64(n)); l.room.Send() })}, nil
 }
 
 // holderOf returns the memory account of a call's connection, or nil.
@@ -306,29 +306,4 @@ func (r returned) Put(buf *[]byte) {
 		messages.Put(new((*buf)[:cap(*buf)]))
 	}
 	r.over()
-}
-
-// news wakes goroutines that wait for a resource when some of it is returned.
-type news struct {
-	mu   sync.Mutex
-	wait chan struct{} // nil if there is no waiter
-}
-
-// next returns a channel that is closed at the next call of tell.
-func (n *news) next() <-chan struct{} {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.wait == nil {
-		n.wait = make(chan struct{})
-	}
-	return n.wait
-}
-
-func (n *news) tell() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.wait != nil {
-		close(n.wait)
-		n.wait = nil
-	}
 }

@@ -59,7 +59,7 @@ type lending struct {
 
 	shares shares
 	memory *budget.Budget // memory of all connections
-	room   news           // woken when a resource is returned
+	room   staging.Signal // sent when a resource is returned
 
 	mu      sync.Mutex
 	leases  map[uint64]*lent
@@ -436,7 +436,7 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 
 // await waits until a caller may take one of a resource. The counterpart is [lending.back].
 func (l *lending) await(ctx context.Context, who caller, r resource) error {
-	for room := l.room.next(); !l.shares.take(who, r, 1); room = l.room.next() {
+	for room := l.room.Next(); !l.shares.take(who, r, 1); room = l.room.Next() {
 		select {
 		case <-room:
 		case <-ctx.Done():
@@ -448,7 +448,7 @@ func (l *lending) await(ctx context.Context, who caller, r resource) error {
 
 func (l *lending) back(who caller, r resource) {
 	l.shares.give(who, r, 1)
-	l.room.tell()
+	l.room.Send()
 }
 
 // pages extends the start of [off, end) to a page boundary and limits the range to most bytes. It returns the start and the

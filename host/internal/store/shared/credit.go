@@ -3,6 +3,8 @@ package shared
 import (
 	"fmt"
 	"sync"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
 // Credits is the account of the bytes that a member may write: granted less returned less spent. A put takes credit before it
@@ -23,7 +25,7 @@ type Credits struct {
 	starved  int64 // largest refused request since the last step
 	want     int64 // the free credit that this member would like to have
 	refused  uint64
-	changed  chan struct{} // closed when credit arrives; nil if no caller waits
+	arrived  staging.Signal // sent when credit arrives
 }
 
 // Credit permits its holder to write a number of bytes. It is valid during the incarnation that took it.
@@ -99,25 +101,11 @@ func (c *Credits) Give(credit Credit) {
 	}
 	c.spent -= credit.bytes
 	c.flying -= credit.bytes
-	c.notify()
+	c.arrived.Send()
 }
 
 // More returns a channel that is closed when this member receives credit.
-func (c *Credits) More() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.changed == nil {
-		c.changed = make(chan struct{})
-	}
-	return c.changed
-}
-
-func (c *Credits) notify() {
-	if c.changed != nil {
-		close(c.changed)
-		c.changed = nil
-	}
-}
+func (c *Credits) More() <-chan struct{} { return c.arrived.Next() }
 
 // Grant records the total credit granted by the evictor.
 func (c *Credits) Grant(granted int64) {
@@ -125,7 +113,7 @@ func (c *Credits) Grant(granted int64) {
 	defer c.mu.Unlock()
 	if granted > c.granted {
 		c.granted = granted
-		c.notify()
+		c.arrived.Send()
 	}
 }
 
