@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sysconfig
@@ -25,7 +24,7 @@ from typing import Any
 
 from kvhost.errors import HostGoneError, printable
 from kvhost.process import Process
-from kvhost.wire import HOST_USER, foreign, listener, unreachable
+from kvhost.wire import HOST_USER, foreign, unreachable
 
 _START_SECONDS = 60.0
 _IDLE = "1m"
@@ -73,17 +72,6 @@ class OwnHost:
                 except HostGoneError as e:
                     self._failed, self._why = time.monotonic(), str(e)
                     raise
-
-    def process(self) -> int:
-        """Returns the host's process id; 0 if none runs."""
-        return listener(self.socket)
-
-    def kill(self, process: int) -> None:
-        """Kills a stopped host, so that it no longer writes to memory that it has mapped. A newer host is left
-        alone."""
-        if process and process == self.process():
-            with suppress(OSError):
-                os.kill(process, signal.SIGKILL)
 
     @contextmanager
     def _starting(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import weakref
 from contextlib import suppress
 
@@ -27,6 +28,10 @@ class Process:
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         return bool(poll.poll(1e3 * seconds))
+
+    def kill(self) -> None:
+        with suppress(OSError):  # it has ended, or is another user's
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
 
     def await_end(self, seconds: float) -> None:
         """Waits for the end of a process that has begun to end, at most the given seconds, and not for a process

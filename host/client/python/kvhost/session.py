@@ -441,6 +441,10 @@ class Session:
         """Calls ``wake`` when the session is over, on the receiving thread, or at once. ``wake`` must be quick."""
         self._stream.when_ended(wake)
 
+    def kill_host(self) -> None:
+        """Ends the host's process, also one that is stopped, so that it writes to no memory that it has mapped."""
+        self._stream.host.kill()
+
     def register(
         self, group: int, memory: Arena | AdoptedMemory | SharedMemory | Sequence[bytes], regions: Sequence[Region]
     ) -> None:

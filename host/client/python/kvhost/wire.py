@@ -39,10 +39,11 @@ class Stream:
     """One session's stream. Any thread may start calls; one thread of its own receives."""
 
     def __init__(self, path: str) -> None:
-        if why := foreign(path):
+        pid, uid = answering(path) or (0, os.geteuid())
+        if why := _foreign(uid, path):
             raise HostGoneError(why)
         self.path = path
-        self._host = Process(listener(path))
+        self.host = Process(pid)
         self.origin = Origin()
         self._channel = grpc.insecure_channel("unix:" + path, options=_OPTIONS)
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -76,7 +77,7 @@ class Stream:
                         self._calls.pop(m.id, None)
         except grpc.RpcError as e:
             why = self._gone(e)
-            self._host.await_end(_END_SECONDS)  # until its end its GPU may write to the mapped memory
+            self.host.await_end(_END_SECONDS)  # until its end its GPU may write to the mapped memory
         finally:
             with self._lock:
                 if self._cause is None:
@@ -208,18 +209,12 @@ def unreachable(path: str) -> str:
 def foreign(path: str) -> str:
     """Returns the reason for which a socket's server must not get this process's memory; "" if it may, or if no
     server answers."""
-    found = _listening(path)
+    found = answering(path)
     return _foreign(found[1], path) if found else ""
 
 
-def listener(path: str) -> int:
-    """Returns the process that listens on a socket, also if it is stopped; 0 if there is none."""
-    found = _listening(path)
-    return found[0] if found else 0
-
-
-def _listening(path: str) -> tuple[int, int] | None:
-    """Returns the process and the user of a socket's server."""
+def answering(path: str) -> tuple[int, int] | None:
+    """Returns the process and the user of a socket's server, also if it is stopped. The process is 0 in another PID namespace."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         s.settimeout(1.0)
         try:

@@ -201,6 +201,5 @@ def test_memory_is_ours_again_when_the_host_unmaps_it_or_dies(tmp_path: Path, en
         waiting.join(left())
         assert not waiting.is_alive()
         child.kill()
-    process.close()
     with pytest.raises(HostGoneError):
         HostProcess(str(tmp_path / "s"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -52,3 +53,17 @@ def test_a_process_that_goes_on_is_not_waited_for() -> None:
 @pytest.mark.parametrize("pid", [0, 1 << 22])
 def test_a_process_that_cannot_be_seen_has_ended(pid: int) -> None:
     assert Process(pid).ended()
+
+
+def test_a_stopped_process_is_ended() -> None:
+    p = subprocess.Popen([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"])
+    try:
+        os.waitid(os.P_PID, p.pid, os.WSTOPPED)
+        process = Process(p.pid)
+        assert not process.ended()
+        process.kill()
+        assert p.wait(left()) == -signal.SIGKILL and process.ended()
+        process.kill()  # whatever has its number now is left alone
+    finally:
+        p.kill()
+        p.wait(left())

@@ -68,14 +68,8 @@ class Engine:
         self.worker.store(orders, lambda: None)
         self.worker.finished(orders, lambda: lambda: None)
         report = self.worker.report()
-        self.flush()
+        self.worker._work.flush()
         return self.s.reported(report)[0] if report is not None else []
-
-    def flush(self) -> None:
-        self.worker._work.put(None)
-        self.worker._thread.join(left())
-        self.worker._thread = type(self.worker._thread)(target=self.worker._run, daemon=True)
-        self.worker._thread.start()
 
     def compute(self, r: Any, *, found: int = 0, local: int = 0, load: Any = None) -> int:
         """Runs a request's prompt: looks it up, loads what is found, loads the adapter as vLLM would, stores. Returns

@@ -134,9 +134,7 @@ class Connection:
         unused = [self._open.pop(key).session for key in keys]
         if not self._open:
             self.arena.close()
-            if self._process is not None:
-                self._process.close()
-                self._process = None
+            self._process = None
         return unused
 
     def fence(self, place: Place) -> None:

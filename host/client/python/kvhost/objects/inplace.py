@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import select
-import socket
-import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvhost.arena import SharedMemory
 from kvhost.errors import HostGoneError
+from kvhost.process import Process
 from kvhost.shape import Region
+from kvhost.wire import answering, unreachable
 
 _POLL = 0.01
 _PAGE = os.sysconf("SC_PAGESIZE")
@@ -85,33 +84,27 @@ class Place:
         return [Region(address - self.mapping.base, stride, self.blocks) for address, stride in self.planes]
 
 
-class HostProcess:
+class HostProcess(Process):
     """The host's process. When a session is lost during a job, only the process shows when its memory may be used
     again: it unmaps the memory of a session when no copy can touch it any more, or it dies."""
 
     def __init__(self, path: str) -> None:
-        with socket.socket(socket.AF_UNIX) as s:
-            try:
-                s.connect(path)
-            except OSError as e:
-                raise HostGoneError(f"{path}: {e}") from e
-            pid, _, _ = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if pid <= 0:
+        found = answering(path)
+        if found is None:
+            raise HostGoneError(unreachable(path))
+        if found[0] <= 0:
             raise NotShared("the host's process is in another PID namespace, so its end cannot be seen")
-        self._pid = pid
-        try:
-            self._fd = os.pidfd_open(pid)
-        except OSError as e:
-            raise HostGoneError(f"process {pid} of {path}: {e}") from e
+        super().__init__(found[0])
+        if self.ended():
+            raise HostGoneError(f"{path}: process {found[0]} has ended, or cannot be watched")
         try:
             self.maps(("", ""))
         except OSError as e:
-            os.close(self._fd)
             raise NotShared(f"the host's process cannot be watched: {e}") from e
 
     def maps(self, file: tuple[str, str]) -> bool:
         """Whether the process lives and has a file mapped."""
-        if self._ended():
+        if self.ended():
             return False
         try:
             with open(f"/proc/{self._pid}/maps") as maps:
@@ -119,15 +112,9 @@ class HostProcess:
         except ProcessLookupError:
             return False
         except FileNotFoundError:  # the process has ended, or is not visible
-            return not self._ended()
-
-    def _ended(self) -> bool:
-        return bool(select.select([self._fd], [], [], 0)[0])
+            return not self.ended()
 
     def wait_unmapped(self, mapping: Mapping) -> None:
         """Waits until the process cannot touch the memory any more, which is when its last copy has ended."""
         while self.maps(mapping.file):
             time.sleep(_POLL)
-
-    def close(self) -> None:
-        os.close(self._fd)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import queue
 import threading
 import time
 from collections import Counter, deque
@@ -19,6 +18,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoa
 from sglang.srt.runtime_context import get_model, get_parallel, get_serving
 from sglang.srt.utils.common import get_device_module
 
+from kvhost.background import Background
 from kvhost.content import Changing
 from kvhost.errors import HostStoppedError, KvhostError, Refused, VersionError
 from kvhost.link import Link
@@ -129,15 +129,8 @@ class KvhostLinker(UnifiedCacheLinker):
         self._offloads: deque[_Offload] = deque()
         self._sending = threading.Lock()  # held while a store begins, and while the pools' memory changes
         self._pulse = Pulse(self._options.lookup_timeout)
-        self._process = 0  # process id of the host that SGLang has started; 0: none
         self._link = Link("sglang", self._options.socket, self._open, leads=False)
-        self._work: tuple[queue.SimpleQueue[Callable[[], None] | None], ...] = (queue.SimpleQueue(), queue.SimpleQueue())
-        self._threads = [
-            threading.Thread(target=_run, args=(work,), name=f"kvhost-{name}", daemon=True)
-            for name, work in zip(("load", "offload"), self._work)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._loading, self._offloading = Background("kvhost-load", log), Background("kvhost-offload", log)
         self._link.start(_FIRST_CONNECT)
 
     # ---- the host ----------------------------------------------------------------------------------------------------
@@ -160,7 +153,6 @@ class KvhostLinker(UnifiedCacheLinker):
     def _open(self, epoch: int) -> list[Session]:
         if self._options.own is not None:
             self._options.own.ensure()
-            self._process = self._options.own.process()
         session = Session(
             self._options.socket, f"{self._engine}-{next(self._opened)}", self._namespace, tenant=self._options.tenant,
             device_uuid=self._memory.device_uuid or None, timeout=self._options.timeout,
@@ -305,7 +297,7 @@ class KvhostLinker(UnifiedCacheLinker):
         ready.record()
         batch = Batch(self.layer_done_counter, [*queued], ready)
         self._batches[batch.index] = batch
-        self._work[0].put(lambda: self._load_batch(batch, [*queued.values()]))
+        self._loading.put(lambda: self._load_batch(batch, [*queued.values()]))
         return batch.index
 
     def _load_batch(self, batch: Batch, queued: Sequence[tuple[Found, list[tuple[Any, list[int]]]]]) -> None:
@@ -407,12 +399,12 @@ class KvhostLinker(UnifiedCacheLinker):
                 self._link.follow(self._link.wanted + 1)
                 log.warning("kvhost: the host hangs in the middle of a load: SGLang's pools have other memory now")
                 return
-        began, own = time.monotonic(), self._options.own
+        began, session = time.monotonic(), self._latest()
         while not _cancelled(batch, min(_SAY_SECONDS, _KILL_SECONDS)):
             hangs = time.monotonic() - began
             what = "continue its process (kill -CONT) or end it (kill -KILL)"
-            if own is not None and hangs >= _KILL_SECONDS:
-                own.kill(self._process)
+            if self._options.own is not None and session is not None and hangs >= _KILL_SECONDS:
+                session.kill_host()
                 what = "SGLang has started it, and kills it"
             log.error("kvhost: the host hangs since %.0f s in the middle of a load to the GPU, and SGLang waits: %s", hangs, what)
 
@@ -427,7 +419,7 @@ class KvhostLinker(UnifiedCacheLinker):
         if self._session() is None:
             offload.dropped = True
         else:
-            self._work[1].put(lambda: self._store(offload))
+            self._offloading.put(lambda: self._store(offload))
         return True
 
     def _store(self, offload: _Offload) -> None:
@@ -498,11 +490,8 @@ class KvhostLinker(UnifiedCacheLinker):
 
     def _flush(self) -> None:
         """Waits until the threads have begun all queued work."""
-        done = [threading.Event() for _ in self._work]
-        for work, event in zip(self._work, done):
-            work.put(event.set)
-        for event in done:
-            event.wait()
+        self._loading.flush()
+        self._offloading.flush()
 
     def close(self) -> None:
         """Ends the linker. Stores have a limited time to be written."""
@@ -515,19 +504,10 @@ class KvhostLinker(UnifiedCacheLinker):
                 except (KvhostError, TimeoutError):
                     pass
         self.reset()
-        for work, thread in zip(self._work, self._threads):
-            work.put(None)
-            thread.join()
+        self._loading.close()
+        self._offloading.close()
         self._link.close()
         log.info("kvhost: SGLang's linker: %s", ", ".join(f"{n} {name}" for name, n in sorted(self.counts.items())))
-
-
-def _run(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (do := work.get()) is not None:
-        try:
-            do()
-        except Exception:
-            log.exception("kvhost: what a thread was to do failed")
 
 
 def _cancelled(batch: Batch, seconds: float) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
+from kvhost.background import Background
 from kvhost.errors import Code, KvhostError
 from kvhost.link import Link
 from kvhost.session import NOT_WANTED, LoadChunk, LoadJob, Lookup, Result, Session, StoreChunk, StoreJob
@@ -119,9 +120,7 @@ class Worker:
         self._bad_blocks: set[int] = set()
         self._report = WorkerReport()
         self._said_epoch = -2
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="kvhost-send", daemon=True)
-        self._thread.start()
+        self._work = Background("kvhost-send", log)
 
     # ---- a step, in the order of the engine's calls ------------------------------------------------------------------
 
@@ -163,7 +162,7 @@ class Worker:
         self._settle_stores()
         for request, number in orders.ended:
             self._shed.discard(request)
-            self._work.put(lambda number=number: self._end_request(number))  # type: ignore[misc]
+            self._work.put(partial(self._end_request, number))
         return self._settle_loads()
 
     def bad_blocks(self) -> set[int]:
@@ -196,7 +195,7 @@ class Worker:
         elif self._stopped():
             store.drop(_NO_ANSWER)
         else:
-            self._work.put(lambda: self._send(store))
+            self._work.put(partial(self._send, store))
 
     def _send(self, store: _Store) -> None:
         """On the sending thread."""
@@ -491,8 +490,7 @@ class Worker:
     def close(self) -> None:
         """Waits a limited time for the host to write all stores."""
         due = time.monotonic() + self._settings.shutdown_wait
-        self._work.put(None)
-        self._thread.join(self._settings.shutdown_wait)
+        self._work.close(self._settings.shutdown_wait)
         late = sum(
             s.chunks for s in list(self._stores.values())
             if not (all(_ends_by(due, job.published) for job, _ in s.jobs) and s.over)
@@ -501,13 +499,6 @@ class Worker:
             log.warning("kvhost: %d chunks may not be stored: the engine ended, and the host had not written them within "
                         "%.1f s (shutdown_wait)", late, self._settings.shutdown_wait)
         self._link.close()
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            try:
-                work()
-            except Exception:
-                log.exception("kvhost: the sending thread's work failed")
 
 
 def _wait(job: StoreJob | LoadJob, seconds: float) -> None:

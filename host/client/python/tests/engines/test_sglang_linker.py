@@ -243,7 +243,7 @@ def test_a_stopped_host_of_its_own_holds_no_server_with_a_gpu(tmp_path: Path, mo
         request = rank.request([*tokens, 1])
         served = rank.admitted(request)
         assert served.loaded > 0
-        host = rank.linker._options.own.process()
+        host = rank.linker._session()._stream.host._pid
         os.kill(host, signal.SIGSTOP)
         rank.waits(0.3)
         stopped = os.pidfd_open(host)
@@ -254,7 +254,7 @@ def test_a_stopped_host_of_its_own_holds_no_server_with_a_gpu(tmp_path: Path, mo
         again = rank.serve([*tokens, 1])
         assert (again.aborted, again.wrong) == (False, [])
         wait_for("the session with the next host", lambda: rank.linker._session() is not None)
-        assert rank.linker._options.own.process() != host
+        assert rank.linker._session()._stream.host._pid != host
         rank.close()
 
 
