@@ -220,12 +220,11 @@ func (r *release) architecture(l *layout, from *dockerfile, arch, binary string)
 		put("etc/kvhost/", 0o755, 0, nil), put("etc/kvhost/kvhost.toml", 0o644, 0, []byte(from.settings)),
 		put("run/kvhost/", 0o755, imageUser, nil), put("usr/bin/kvhost", 0o755, 0, program), put("var/lib/kvhost/", 0o700, imageUser, nil),
 	}
-	pages, err := filepath.Glob(filepath.Join(r.html, "*"))
-	for _, page := range pages {
-		text, err := os.ReadFile(page)
-		errs = append(errs, err, put("usr/share/kvhost/manual/"+filepath.Base(page), 0o644, 0, text))
+	for _, page := range pages(r.html) {
+		text, err := os.ReadFile(filepath.Join(r.html, page))
+		errs = append(errs, err, put("usr/share/kvhost/manual/"+page, 0o644, 0, text))
 	}
-	if err := errors.Join(append(errs, err, t.Close())...); err != nil {
+	if err := errors.Join(append(errs, t.Close())...); err != nil {
 		return descriptor{}, err
 	}
 	c := from.image

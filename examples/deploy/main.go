@@ -212,10 +212,8 @@ func (r *release) tarball(name, binary string) error {
 			errs = append(errs, add(path, top+path, 0o644))
 		}
 		for _, dir := range []string{r.man, r.html} {
-			pages, err := filepath.Glob(filepath.Join(dir, "*"))
-			errs = append(errs, err)
-			for _, path := range pages {
-				errs = append(errs, add(path, top+filepath.Base(dir)+"/"+filepath.Base(path), 0o644))
+			for _, page := range pages(dir) {
+				errs = append(errs, add(filepath.Join(dir, page), top+filepath.Base(dir)+"/"+page, 0o644))
 			}
 		}
 		return errors.Join(errs...)

@@ -127,3 +127,12 @@ func escape(line string) string {
 	}
 	return line
 }
+
+// pages are the names of a manual's files, whose directory this program has written.
+func pages(dir string) (names []string) {
+	files, _ := os.ReadDir(dir)
+	for _, f := range files {
+		names = append(names, f.Name())
+	}
+	return names
+}

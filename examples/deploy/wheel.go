@@ -80,24 +80,16 @@ func (r *release) wheel(arch, binary string) error {
 	if err != nil {
 		return err
 	}
-	pages, err := filepath.Glob(filepath.Join(r.man, "*"))
-	if err != nil {
-		return err
-	}
-	html, err := filepath.Glob(filepath.Join(r.html, "*"))
-	if err != nil {
-		return err
-	}
 	share := map[string]string{ // files by their places below share
 		"bash-completion/completions/kvhost":    filepath.Join(r.share, "bash"),
 		"fish/vendor_completions.d/kvhost.fish": filepath.Join(r.share, "fish"),
 		"zsh/site-functions/_kvhost":            filepath.Join(r.share, "zsh"),
 	}
-	for _, page := range pages {
-		share["man/man"+page[len(page)-1:]+"/"+filepath.Base(page)] = page
+	for _, page := range pages(r.man) {
+		share["man/man"+page[len(page)-1:]+"/"+page] = filepath.Join(r.man, page)
 	}
-	for _, page := range html {
-		share["kvhost/manual/"+filepath.Base(page)] = page
+	for _, page := range pages(r.html) {
+		share["kvhost/manual/"+page] = filepath.Join(r.html, page)
 	}
 	for as, path := range share {
 		if err := read(name+".data/data/share/"+as, path); err != nil {
