@@ -60,6 +60,14 @@ type helper struct {
 	width int
 }
 
+// goneFlags are flags that kvhost sim had, with what there is in their place.
+var goneFlags = map[string]string{
+	"--hosts":    "; it is gone: it promised more hits than hosts have that lend to each other (docs/peers.md has what hosts did)",
+	"--deal":     "; it is gone with --hosts",
+	"--csv":      "; it is gone: --json has the same values",
+	"--parallel": "; it is gone: GOMAXPROCS in the environment says how many runs there are at a time",
+}
+
 // addHelp gives the command and those below it their help, with --help-all where a command takes settings.
 func addHelp(root *cobra.Command) {
 	h := &helper{width: 100}
@@ -76,7 +84,7 @@ func addHelp(root *cobra.Command) {
 			var names []string
 			cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
 			name := "--" + unknown.GetSpecifiedName()
-			return usageError{fmt.Errorf("%w%s", err, cmp.Or(config.Gone(name), config.Suggest(name, names)))}
+			return usageError{fmt.Errorf("%w%s", err, cmp.Or(goneFlags[name], config.Gone(name), config.Suggest(name, names)))}
 		}
 		return usageError{err}
 	})

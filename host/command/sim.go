@@ -24,16 +24,12 @@ type simFlags struct {
 	policyDir  string
 	capacities []string
 	asJSON     bool
-	asCSV      bool
 	quiet      bool
-	parallel   int
 	chunkBytes string
 	ratio      float64
 	prefill    sim.Prefill
 	seed       uint64
 	levels     levelFlags
-	hosts      int
-	deals      []string
 	roles      []abi.Role // the first of which a policy plays
 	step       *stepper   // of kvhost policy step
 }
@@ -58,10 +54,6 @@ A capacity is a share of the trace's unique chunks, rounded down (10%), a number
 loads take by --cost. A chunk has a real size then (--chunk-bytes). What is saved is the time that prefill would
 have taken less that of the loads.
 
---hosts simulates hosts that lend each other what they hold, with a policy each, beside one host with the capacity of all.
---deal says which host gets a request: random, or sticky, by which a conversation (requests with the same second chunk)
-stays with its host but for a tenth of its requests.
-
 A trace has a JSON object for each request, in a line of its own:
 
   {"timestamp": 27482, "input_length": 6955, "hash_ids": [46, 47, 48, 2353]}
@@ -74,7 +66,6 @@ numbering its chunks and compiling the modules.`,
 		Example: `  kvhost sim --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --policy s3fifo.wasm --policy belady
   kvhost sim --trace a.jsonl.gz,b.jsonl.zst --policy-dir bin/policies --policy arc.wasm --capacity 1%,5%,20%
   kvhost sim --trace a.jsonl.gz --policy mine.wasm --policy prefix.wasm --json
-  kvhost sim --trace a.jsonl.gz --hosts 8 --deal random,sticky:20% --capacity 10% --policy lru.wasm
   kvhost sim --trace a.jsonl.gz --level 0=1%,1=10%,2=100% --cost 0=50,1=5,2=1 --policy lru.wasm --write back,through`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -96,9 +87,7 @@ numbering its chunks and compiling the modules.`,
 	fl.StringSliceVar(&f.capacities, "capacity", []string{"1%", "5%", "10%", "20%", "50%"},
 		"capacities, separated by commas")
 	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array instead of tables")
-	fl.BoolVar(&f.asCSV, "csv", false, "print a line of values for each result instead of tables, with the fields of --json")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
-	fl.IntVar(&f.parallel, "parallel", 0, "runs at a time (default one per core)")
 	fl.StringVar(&f.chunkBytes, "chunk-bytes", "",
 		"size of a chunk, for policies and capacities in bytes, which require it (default 4KiB, with levels 64MiB)")
 	fl.Float64Var(&f.ratio, "compression-ratio", 1, "how many times as many chunks a capacity holds because they are compressed")
@@ -109,8 +98,6 @@ numbering its chunks and compiling the modules.`,
 	fl.Float64Var(&f.prefill.DoubleAt, "prefill-double-at", f.prefill.DoubleAt,
 		"tokens of context at which a token costs twice as much; 0 for never")
 	fl.Uint64Var(&f.seed, "seed", 1, "seed of randomised policies")
-	fl.IntVar(&f.hosts, "hosts", 0, "simulate so many hosts, 2 to 64, which share a capacity evenly")
-	fl.StringSliceVar(&f.deals, "deal", []string{"random"}, "how requests come to hosts, separated by commas: random, sticky, sticky:20%")
 	f.levels.define(fl)
 	return cmd
 }
@@ -118,11 +105,11 @@ numbering its chunks and compiling the modules.`,
 func (f *simFlags) run(ctx context.Context) (err error) {
 	started := time.Now()
 	if len(f.policies) == 0 {
-		if f.policies = []string{"lru.wasm"}; !f.levels.on() && f.hosts == 0 {
+		if f.policies = []string{"lru.wasm"}; !f.levels.on() {
 			f.policies = append(f.policies, sim.Belady)
 		}
 	}
-	g := &sim.Grid{Parallel: f.parallel, Options: sim.Options{Prefill: f.prefill, Seed: f.seed}}
+	g := &sim.Grid{Options: sim.Options{Prefill: f.prefill, Seed: f.seed}}
 	if err := f.sizes(g); err != nil {
 		return usageError{err}
 	}
@@ -155,15 +142,12 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	}
 	if f.levels.on() {
 		return f.simulateLevels(ctx, &sim.LevelGrid{
-			Workloads: g.Workloads, Policies: g.Policies, ChunkBytes: g.ChunkBytes, Parallel: g.Parallel, Options: g.Options,
+			Workloads: g.Workloads, Policies: g.Policies, ChunkBytes: g.ChunkBytes, Options: g.Options,
 		}, opt)
-	}
-	if f.hosts != 0 {
-		return f.simulateHosts(ctx, &sim.HostsGrid{Grid: *g, Hosts: f.hosts}, opt)
 	}
 	loaded := time.Since(started)
 	err = simulate(f, g.Accesses(), &g.Options, func() (*sim.Outcome, error) { return g.Run(ctx) }, func(o *sim.Outcome) any { return o.Results })
-	if err != nil || f.asJSON || f.asCSV || f.step != nil {
+	if err != nil || f.asJSON || f.step != nil {
 		return err
 	}
 	total := time.Since(started)
@@ -181,14 +165,12 @@ func simulate[O interface{ WriteTable(io.Writer) error }](f *simFlags, accesses 
 	o, err := run()
 	bar.End()
 	switch {
-	case errors.Is(err, sim.ErrCapacity), errors.Is(err, sim.ErrPolicy), errors.Is(err, sim.ErrHosts):
+	case errors.Is(err, sim.ErrCapacity), errors.Is(err, sim.ErrPolicy):
 		return usageError{err}
 	case err != nil || f.step != nil:
 		return err
 	case f.asJSON:
 		return writeJSON(stdout, results(o))
-	case f.asCSV:
-		return sim.WriteCSV(stdout, results(o))
 	}
 	return o.WriteTable(stdout)
 }

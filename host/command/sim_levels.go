@@ -40,11 +40,8 @@ func (f *levelFlags) on() bool { return len(f.capacities) > 0 }
 
 // check finds flags that make no sense together. changed tells which were given.
 func (f *simFlags) check(changed func(string) bool) error {
-	if f.asJSON && f.asCSV {
-		return errors.New("sim: want --json or --csv")
-	}
 	if f.levels.on() {
-		for _, name := range []string{"capacity", "compression-ratio", "hosts", "deal"} {
+		for _, name := range []string{"capacity", "compression-ratio"} {
 			if changed(name) {
 				return fmt.Errorf("sim: --%s does not go with --level", name)
 			}
@@ -52,12 +49,9 @@ func (f *simFlags) check(changed func(string) bool) error {
 		return nil
 	}
 	for _, name := range []string{"cost", "level-policy", "admit", "write"} {
-		if changed(name) && (name != "admit" || f.hosts == 0) {
+		if changed(name) {
 			return fmt.Errorf("sim: --%s wants --level", name)
 		}
-	}
-	if changed("deal") && f.hosts == 0 {
-		return errors.New("sim: --deal wants --hosts")
 	}
 	return nil
 }
@@ -117,23 +111,6 @@ func closeAll(ctx context.Context, list []*sim.Policy) {
 	for _, p := range list {
 		_ = p.Close(context.WithoutCancel(ctx)) // nothing is to be done about it
 	}
-}
-
-// simulateHosts runs the grid with hosts and prints what comes of it.
-func (f *simFlags) simulateHosts(ctx context.Context, g *sim.HostsGrid, opt policy.Options) (err error) {
-	for _, text := range f.deals {
-		d, err := sim.ParseDeal(text)
-		if err != nil {
-			return usageError{err}
-		}
-		g.Deals = append(g.Deals, d)
-	}
-	if g.Admissions, err = f.openAdmissions(ctx, opt); err != nil {
-		return err
-	}
-	defer closeAll(ctx, g.Admissions)
-	return simulate(f, g.Accesses(), &g.Options, func() (*sim.HostsOutcome, error) { return g.Run(ctx) },
-		func(o *sim.HostsOutcome) any { return o.Results })
 }
 
 // chunkBytesText is the chunk's size: with levels the time of loads depends on it, so that it must be a real one.

@@ -81,35 +81,6 @@ func TestSimLevels(t *testing.T) {
 	}
 }
 
-func TestSimHosts(t *testing.T) {
-	args := []string{"sim", "--trace", simTrace(t), "--hosts", "4", "--capacity", "10%,20%", "--deal", "random,sticky", "--admit", "default", "--admit", "all"}
-	r := finish(t, command(t, t.TempDir(), append(args, "--json")...))
-	if r.code != exitOK {
-		t.Fatalf("exit %d: %s", r.code, r.stderr)
-	}
-	var rows []struct {
-		Policy, Admit, Deal string
-		Beside              float64 `json:"beside_one_host"`
-		Sent                []int64 `json:"bytes_sent"`
-	}
-	testenv.OK(t, json.Unmarshal([]byte(r.stdout), &rows))
-	if len(rows) != 8 {
-		t.Fatalf("%d rows, want one for each capacity, admission and deal", len(rows))
-	}
-	for i, row := range rows {
-		if row.Policy != "lru.wasm" || row.Admit != []string{"default", "all"}[i/2%2] || row.Deal != []string{"random", "sticky"}[i%2] ||
-			row.Beside < 0.5 || row.Beside > 1.1 || len(row.Sent) != 4 {
-			t.Errorf("row %d is %+v", i, row)
-		}
-	}
-	r = finish(t, command(t, t.TempDir(), args...))
-	for _, want := range []string{"mixed: ", "4 hosts, ", "beside it", "lru, admit all, sticky"} {
-		if r.code != exitOK || !strings.Contains(r.stdout, want) {
-			t.Errorf("no %q in\n%s%s", want, r.stdout, r.stderr)
-		}
-	}
-}
-
 func TestSimExitCodes(t *testing.T) {
 	path, dir := simTrace(t), t.TempDir()
 	broken := filepath.Join(dir, "broken.jsonl")
@@ -128,6 +99,7 @@ func TestSimExitCodes(t *testing.T) {
 			"does not evict"},
 		{"a setting it does not have", []string{"--trace", path, "--policy", "lru.wasm:speed=9"}, exitPolicy, "speed"},
 		{"a bad capacity", []string{"--trace", path, "--capacity", "0%"}, exitUsage, `"0%"`},
+		{"hosts, which it had", []string{"--trace", path, "--hosts", "8"}, exitUsage, "it is gone: "},
 		{"a bad ratio", []string{"--trace", path, "--compression-ratio", "0.5"}, exitUsage, "compression ratio 0.5"},
 		{"a level without a speed", []string{"--trace", path, "--level", "0=2%,1=5%", "--cost", "0=50"}, exitUsage, "level 1 loads at"},
 		{"a speed without a level", []string{"--trace", path, "--cost", "0=50"}, exitUsage, "--cost wants --level"},
@@ -139,11 +111,6 @@ func TestSimExitCodes(t *testing.T) {
 			exitUsage, "no level 1"},
 		{"an evict policy that should admit", []string{"--trace", path, "--level", "0=2%", "--cost", "0=50", "--admit", "lru.wasm"},
 			exitPolicy, "does not admit"},
-		{"a host alone", []string{"--trace", path, "--hosts", "1"}, exitUsage, "want 2 to 64"},
-		{"a deal that is none", []string{"--trace", path, "--hosts", "8", "--deal", "sticky:5"}, exitUsage, "sticky:20%"},
-		{"a deal without hosts", []string{"--trace", path, "--deal", "sticky"}, exitUsage, "--deal wants --hosts"},
-		{"hosts with levels", []string{"--trace", path, "--hosts", "8", "--level", "0=2%", "--cost", "0=50"}, exitUsage, "--hosts does not go with --level"},
-		{"hosts that know the future", []string{"--trace", path, "--hosts", "8", "--policy", "belady"}, exitUsage, "is no host's"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := finish(t, command(t, dir, append([]string{"sim"}, c.args...)...))

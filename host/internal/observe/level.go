@@ -10,7 +10,7 @@ import (
 
 var ofLevel = of[store.LevelStats]("level",
 	figure{"Hits", "level_hits_total", "hits", "Keys that lookups found in the level."},
-	figure{"Loaded", "level_loaded_bytes_total", "loaded_bytes", "Bytes of pieces of the level that were opened for loads."},
+	figure{from: "Loaded", status: "loaded_bytes"},
 	figure{from: "Volatile", status: "volatile"},
 	figure{from: "Kept", status: "kept"},
 	figure{from: "Published", status: "published"},

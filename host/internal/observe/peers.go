@@ -28,7 +28,6 @@ var ofLent = of[peers.Lent]("",
 	figure{"Bytes", "lent_bytes_total", "", "Bytes of pieces sent to peers."},
 	figure{"NIXLBytes", "lent_nixl_bytes_total", "", "Bytes among them that peers may have read by NIXL."},
 	figure{"Refused", "lent_refused_total", "", "Leases refused to peers."},
-	figure{"Took", "offers_taken_total", "", "Offers of peers that this host has taken."},
 )
 
 var (

@@ -18,9 +18,9 @@ const policyLabels = "role policy module digest root"
 // ofPolicy has what policies and shadows have in common in the status; its series are of policies in use: evict by root.
 var ofPolicy = of[policy.Stats](policyLabels,
 	figure{"Calls", "policy_calls_total", "calls", "Calls into a policy."},
-	figure{"Records", "policy_records_total", "records", "Records handed to a policy."},
+	figure{from: "Records", status: "records"},
 	figure{"Time", "policy_seconds_total", "time", "Time spent in a policy."},
-	figure{"Fuel", "policy_fuel_total", "fuel", "Fuel that a policy used, about one unit per instruction; 0 when native."},
+	figure{from: "Fuel", status: "fuel"},
 	figure{"Faults", "policy_faults_total", "faults", "Faults of a policy."},
 	figure{"Memory", "policy_memory_bytes", "memory", "Memory of a policy's instances; 0 when native."},
 )
@@ -28,7 +28,7 @@ var ofPolicy = of[policy.Stats](policyLabels,
 var ofPolicyInUse = of[store.PolicyStats](policyLabels,
 	figure{"Builtin", "policy_builtin", "", "1 while the built-in policy answers for a module that failed."},
 	figure{"Quarantine", "policy_quarantined", "", "1 once a module is not restarted any more."},
-	figure{"Since", "policy_since_timestamp_seconds", "since", "When a policy took its role, in seconds since 1970."},
+	figure{from: "Since", status: "since"},
 )
 
 // ofShadow has the series of shadows, and their trial in the status.

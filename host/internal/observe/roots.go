@@ -30,9 +30,7 @@ var ofRoot = of[store.RootStats]("root",
 	figure{"Entries", "root_entries", "entries", "Entries in the index."},
 	figure{"IndexBytes", "root_index_bytes", "", "Memory of the index."},
 	figure{"Scanning", "root_scanning", "scanning", "1 while the scan at the start runs."},
-	figure{"Scanned", "root_scanned_files_total", "", "Files that the scan at the start has read."},
 	figure{"Evictions", "root_evictions_total", "evictions", "Entries evicted."},
-	figure{"Recycled", "root_recycled_files_total", "", "Victims' files that stores overwrote instead of making new ones."},
 	figure{"Sheds", "root_sheds_total", "sheds", "Stores that found no space."},
 	figure{"Expired", "root_expired_total", "", "Entries removed because they expired."},
 	figure{"Discarded", "root_discarded_total", "", "Entries removed because a client discarded them."},
@@ -44,7 +42,6 @@ var ofRoot = of[store.RootStats]("root",
 	figure{"BadVictims", "root_bad_victims_total", "", "Victims named by the policy that could not be evicted."},
 	figure{"Unanswered", "root_unanswered_total", "", "Questions to which the policy named no entry that can go, although one could."},
 	figure{"PlaceFaults", "root_place_faults_total", "", "Paths that held another key's file."},
-	figure{"EvictFaults", "root_evict_faults_total", "", "Evict policies replaced after a fault."},
 )
 
 var (

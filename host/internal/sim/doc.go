@@ -9,9 +9,6 @@
 // With levels ([LevelGrid]) it is a host in which a chunk may have a copy in each level, with an instance of the evict policy for
 // every level and one admit policy, which decides what an eviction demotes and what a load promotes.
 //
-// With hosts ([HostsGrid]) it is several that lend each other what they hold, beside one with the capacity of all. The rules of what is
-// copied, dropped and offered are those of the real host ([policy.AdmitsByDefault], [policy.Taker]). What hosts know of each other is never late.
-//
 // All entries have one size. Nothing is pinned: the touches and inserts of a request alternate as in the textbooks,
 // so that miss ratios can be compared with published ones.
 package sim

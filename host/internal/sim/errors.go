@@ -10,8 +10,6 @@ var (
 	ErrTrace = errors.New("sim: unusable trace")
 	// ErrLevel: levels, their speeds or how they are written are malformed.
 	ErrLevel = errors.New("sim: bad level")
-	// ErrHosts: so many hosts cannot be, or how requests are dealt to them is malformed.
-	ErrHosts = errors.New("sim: bad hosts")
 	// ErrPolicy: a policy's name or settings are malformed.
 	ErrPolicy = errors.New("sim: bad policy")
 )

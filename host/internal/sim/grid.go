@@ -13,7 +13,6 @@ type Grid struct {
 	Policies   []*Policy
 	Capacities []Capacity
 	ChunkBytes int64 // what capacities in bytes are divided by
-	Parallel   int   // runs at a time; 0 means one per core
 	Options    Options
 }
 
@@ -37,13 +36,10 @@ func (o *Outcome) At(workload, pol, capacity int) *Result {
 	return &o.Results[(workload*len(g.Policies)+pol)*len(g.Capacities)+capacity]
 }
 
-// runAll makes n runs, so many at a time; 0 means one per core. The first error ends them.
-func runAll[R any](ctx context.Context, parallel, n int, run func(ctx context.Context, i int) (R, error)) ([]R, error) {
-	if parallel <= 0 {
-		parallel = runtime.GOMAXPROCS(0)
-	}
+// runAll makes n runs, one per core at a time. The first error ends them.
+func runAll[R any](ctx context.Context, n int, run func(ctx context.Context, i int) (R, error)) ([]R, error) {
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(parallel)
+	group.SetLimit(runtime.GOMAXPROCS(0))
 	results := make([]R, n)
 	for i := range results {
 		group.Go(func() (err error) {
@@ -67,7 +63,7 @@ func (g *Grid) Run(ctx context.Context) (*Outcome, error) {
 		}
 	}
 	per := len(g.Policies) * len(g.Capacities)
-	results, err := runAll(ctx, g.Parallel, len(g.Workloads)*per, func(ctx context.Context, i int) (Result, error) {
+	results, err := runAll(ctx, len(g.Workloads)*per, func(ctx context.Context, i int) (Result, error) {
 		w, p, k := i/per, i%per/len(g.Capacities), i%len(g.Capacities)
 		return g.Policies[p].run(ctx, g.Workloads[w], chunks[w][k], g.Options)
 	})

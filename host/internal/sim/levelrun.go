@@ -64,7 +64,6 @@ type LevelGrid struct {
 	Writes     []Write
 	Levels     []Level
 	ChunkBytes int64
-	Parallel   int // runs at a time; 0 means one per core
 	Options    Options
 }
 
@@ -92,7 +91,7 @@ func (g *LevelGrid) Run(ctx context.Context) (*LevelOutcome, error) {
 			return nil, fmt.Errorf("%w: %s knows the future or needs no room, and has no levels", ErrPolicy, p.Text)
 		}
 	}
-	results, err := runAll(ctx, g.Parallel, len(g.Workloads)*g.rows(), func(ctx context.Context, i int) (LevelResult, error) {
+	results, err := runAll(ctx, len(g.Workloads)*g.rows(), func(ctx context.Context, i int) (LevelResult, error) {
 		p, a, write := g.cell(i % g.rows())
 		return g.run(ctx, g.Workloads[i/g.rows()], p, a, write)
 	})
