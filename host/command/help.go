@@ -60,12 +60,15 @@ type helper struct {
 	width int
 }
 
-// goneFlags are flags that kvhost sim had, with what there is in their place.
+// goneFlags are flags that earlier commands had, and what decides in their place.
 var goneFlags = map[string]string{
-	"--hosts":    "; it is gone: it promised more hits than hosts have that lend to each other (docs/peers.md has what hosts did)",
-	"--deal":     "; it is gone with --hosts",
-	"--csv":      "; it is gone: --json has the same values",
-	"--parallel": "; it is gone: GOMAXPROCS in the environment says how many runs there are at a time",
+	"sim --hosts":         "; it is gone: it promised more hits than hosts have that lend to each other (docs/peers.md has what they had)",
+	"sim --deal":          "; it is gone with --hosts",
+	"sim --csv":           "; it is gone: --json has the same values",
+	"sim --parallel":      "; it is gone: GOMAXPROCS in the environment is the number of runs at a time",
+	"replay --page-bytes": "; it is gone: a page has 16KiB, or is the whole of a smaller chunk",
+	"replay --layers":     "; it is gone: there are two layers, or one where the number of pages is odd",
+	"replay --memory":     "; it is gone: a session has 128MiB for pages, and replays longer requests in parts",
 }
 
 // addHelp gives the command and those below it their help, with --help-all where a command takes settings.
@@ -84,7 +87,7 @@ func addHelp(root *cobra.Command) {
 			var names []string
 			cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
 			name := "--" + unknown.GetSpecifiedName()
-			return usageError{fmt.Errorf("%w%s", err, cmp.Or(goneFlags[name], config.Gone(name), config.Suggest(name, names)))}
+			return usageError{fmt.Errorf("%w%s", err, cmp.Or(goneFlags[cmd.Name()+" "+name], config.Gone(name), config.Suggest(name, names)))}
 		}
 		return usageError{err}
 	})

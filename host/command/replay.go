@@ -21,8 +21,6 @@ type replayFlags struct {
 	settings
 	options    replay.Options
 	chunkBytes string
-	pageBytes  string
-	memory     string
 	embedded   bool
 	store      string
 	withRoots  bool
@@ -60,13 +58,8 @@ roots.`,
 		"concurrent sessions; the requests of a conversation stay in one, in order")
 	f.IntVar(&r.options.Shape.Ranks, "ranks", 1,
 		"ranks of each session's engine; each has its own piece of every chunk")
-	f.StringVar(&r.chunkBytes, "chunk-bytes", "64KiB", "size of a chunk in one rank")
-	f.StringVar(&r.pageBytes, "page-bytes", "", "size of a page (default: 16KiB, or the chunk if that is smaller)")
-	f.IntVar(&r.options.Shape.Layers, "layers", 0,
-		"layers of a chunk's pages (default: 2, or 1 when the number of pages is odd)")
+	f.StringVar(&r.chunkBytes, "chunk-bytes", "64KiB", "size of a chunk in one rank, a multiple of 16KiB or less than that")
 	f.StringVar(&r.options.Shape.DType, "dtype", payload.U8, "content of pages: u8 (any bytes), or bfloat16 or fp8, which can be compressed")
-	f.StringVar(&r.memory, "memory", "128MiB",
-		"memory for the pages of each session; longer requests are replayed in parts")
 	f.IntVar(&r.options.Limit, "limit", 0, "requests to replay (default: all)")
 	f.Float64Var(&r.options.Speed, "speed", 0, "1: at the trace's times; 2: twice as fast; 0: without waiting")
 	f.BoolVar(&r.json, "json", false, "print one JSON object instead of the table")
@@ -126,24 +119,12 @@ func (r *replayFlags) parse() (*config.Loaded, error) {
 		return nil, usageError{errors.New("replay: --with-roots does not go with --store or --capacity: the configuration " +
 			"has both")}
 	}
-	for _, f := range []struct {
-		name, text string
-		into       *int64
-	}{
-		{"chunk-bytes", r.chunkBytes, &r.options.Shape.ChunkBytes},
-		{"page-bytes", r.pageBytes, &r.options.Shape.PageBytes},
-		{"memory", r.memory, &r.options.Memory},
-	} {
-		if f.text == "" {
-			continue
-		}
-		n, err := config.ParseSize(f.text)
-		if err != nil {
-			return nil, fmt.Errorf("--%s: %w", f.name, err)
-		}
-		if *f.into = n; n == 0 {
-			return nil, usageError{fmt.Errorf("--%s: 0", f.name)}
-		}
+	n, err := config.ParseSize(r.chunkBytes)
+	if err != nil {
+		return nil, fmt.Errorf("--chunk-bytes: %w", err)
+	}
+	if r.options.Shape.ChunkBytes = n; n == 0 {
+		return nil, usageError{errors.New("--chunk-bytes: 0")}
 	}
 	if _, err := r.options.Shape.Namespace(); err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package peers
 import (
 	"context"
 	"fmt"
-	"math"
 	"math/bits"
 	"time"
 
@@ -36,11 +35,6 @@ func (p *Peers) turnover() uint64 {
 		}
 	}
 	return 0
-}
-
-// turnoverOf converts the result of turnover to a duration.
-func turnoverOf(ms uint64) time.Duration {
-	return time.Duration(min(ms, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
 }
 
 // chooseTaker chooses the peer that gets the offers of entries evicted here.

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -39,7 +40,6 @@ const (
 
 var (
 	aliveParams   = keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}
-	aliveDemand   = keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}
 	connectParams = grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
 		MaxDelay: 5 * time.Second}, MinConnectTimeout: 2 * time.Second}
 )
@@ -569,4 +569,9 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 		idle.Reset(patience)
 	}
 	return nil
+}
+
+// turnoverOf converts the result of [Peers.turnover] to a duration.
+func turnoverOf(ms uint64) time.Duration {
+	return time.Duration(min(ms, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
 }

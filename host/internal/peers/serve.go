@@ -97,7 +97,7 @@ func newLending(p *Peers) *lending {
 	most := min(mostBytes, arrivals.LargestMessage(l.memory.Alone()))
 	l.grpc = grpc.NewServer(grpc.Creds(atDoor{p.id.serving(), l}), grpc.MaxRecvMsgSize(most), grpc.MaxConcurrentStreams(mostStreams),
 		grpc.ConnectionTimeout(handshakeTime), grpc.MaxHeaderListSize(mostHeader), grpc.StatsHandler(arrivals.Calls(arrivalsOf)),
-		grpc.KeepaliveEnforcementPolicy(aliveDemand), grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second,
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}), grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second,
 			Timeout: 5 * time.Second}), grpc.StaticStreamWindowSize(callWindow), grpc.StaticConnWindowSize(lineWindow),
 		grpc.ReadBufferSize(lineBuffer), grpc.WriteBufferSize(lineBuffer), grpc.WaitForHandlers(true),
 		grpc.ForceServerCodecV2(chargedCodec{encoding.GetCodecV2("proto")}),

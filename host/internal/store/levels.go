@@ -306,3 +306,19 @@ func (l *level) sayShed() {
 	l.store.log.Warn("copies to the next level are shed: it takes fewer bytes than are stored; see move.bandwidth and move.workers",
 		"to_level", below.number, "gone", gone, "shed", waits, "in_memory", all, "of_these_kept", kept)
 }
+
+// kept counts the entries that the level has in memory, and those of them with a copy in another level, which outlives the
+// host.
+func (l *level) kept() (volatile, kept uint64) {
+	for _, r := range l.roots {
+		if r.cfg.Volatile {
+			r.Lock()
+			volatile += uint64(r.Complete())
+			r.Unlock()
+		}
+	}
+	if volatile > 0 && l.store.copies != nil {
+		kept = min(volatile, uint64(l.store.copies.Kept()))
+	}
+	return volatile, kept
+}

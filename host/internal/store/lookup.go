@@ -29,16 +29,6 @@ type LookupRequest struct {
 	After *Lease
 }
 
-// Share limits the entries of this host's roots that another host may lease. Its methods are called with the root's lock held.
-type Share interface {
-	// Take records one more lease of an entry, or refuses it. most is the number of entries of the root that leases may have,
-	// and left is the unused part of it. With most 0 it must not refuse, because the entry is leased already or leases have few
-	// entries.
-	Take(root, slot uint32, most, left int) bool
-	// Give ends the record of one lease.
-	Give(root, slot uint32)
-}
-
 // PinShare is the part of a root up to which lookups with Pin grant entries without a lease. The rest stays available for new
 // entries.
 const PinShare = 0.5

@@ -121,19 +121,6 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	return info, fmt.Errorf("store: publishing %s: the name is taken again and again", p.target)
 }
 
-// leaveName switches to the built-in name and creates its directory. It is called if the name of the place policy cannot be
-// used, which counts as a fault of the policy.
-func (p *Put) leaveName(cause error) error {
-	p.class.Namespace.Place.Now().Policy.Misnamed(cause)
-	p.useBuiltinName(cause)
-	if p.size > 0 { // the file is complete, and its header has the old name
-		if err := p.renameHead(); err != nil {
-			return err
-		}
-	}
-	return p.root.MakeDir(filepath.Dir(p.target))
-}
-
 // enter enters the published piece in the index.
 func (p *Put) enter(info staging.Info) error {
 	r := p.root

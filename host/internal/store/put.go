@@ -231,3 +231,11 @@ func (p *Put) release() {
 
 // strict reports whether the piece must be durable before it is resident.
 func (p *Put) strict() bool { return p.root.store.cfg.Strict }
+
+// unwatch ends the effect of watch.
+func (p *Put) unwatch() {
+	if p.farther != nil {
+		p.farther.store.copies.Unwatch(p.mark.Fingerprint)
+		p.farther = nil
+	}
+}

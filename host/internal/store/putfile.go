@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/health"
@@ -190,4 +191,17 @@ func (p *Put) reuseFile() (staging.File, error) {
 	}
 	p.root.Counted(&p.root.Count.Recycled)
 	return f, nil
+}
+
+// leaveName switches to the built-in name and creates its directory. It is called if the name of the place policy cannot be
+// used, which counts as a fault of the policy.
+func (p *Put) leaveName(cause error) error {
+	p.class.Namespace.Place.Now().Policy.Misnamed(cause)
+	p.useBuiltinName(cause)
+	if p.size > 0 { // the file is complete, and its header has the old name
+		if err := p.renameHead(); err != nil {
+			return err
+		}
+	}
+	return p.root.MakeDir(filepath.Dir(p.target))
 }

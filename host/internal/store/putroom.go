@@ -120,14 +120,6 @@ func (r *root) watch(p *Put, mixes bool) (entry, piece bool) {
 	return true, true
 }
 
-// unwatch ends the effect of watch.
-func (p *Put) unwatch() {
-	if p.farther != nil {
-		p.farther.store.copies.Unwatch(p.mark.Fingerprint)
-		p.farther = nil
-	}
-}
-
 func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 	r.Lock()
 	defer r.Unlock()

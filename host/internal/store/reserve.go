@@ -81,12 +81,6 @@ func (r *root) endTurn() {
 	}
 }
 
-// drop removes an entry that does not, or no longer, match its files. The ranks in keep are left out, because the caller
-// removes their files. The lock must not be held.
-func (r *root) drop(m entries.Mark, keep uint64) {
-	r.Evict(m, func(v *entries.Eviction) { _, _ = r.owner.unlink(v, v.Pieces&^keep) }) // it logs failures and retries
-}
-
 // dropDamaged removes an entry because the file of one rank is damaged. The file goes to quarantine.
 func (r *root) dropDamaged(m entries.Mark, rank uint32, name string, cause error) {
 	r.Evict(m, func(v *entries.Eviction) {

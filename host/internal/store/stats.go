@@ -151,22 +151,6 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// kept counts the entries that the level has in memory, and those of them with a copy in another level, which outlives the
-// host.
-func (l *level) kept() (volatile, kept uint64) {
-	for _, r := range l.roots {
-		if r.cfg.Volatile {
-			r.Lock()
-			volatile += uint64(r.Complete())
-			r.Unlock()
-		}
-	}
-	if volatile > 0 && l.store.copies != nil {
-		kept = min(volatile, uint64(l.store.copies.Kept()))
-	}
-	return volatile, kept
-}
-
 // Compression returns the cost and the effect of compression by model.
 func (s *Store) Compression() []codec.Figures { return s.catalog.Compression.Figures() }
 
