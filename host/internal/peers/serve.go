@@ -65,7 +65,7 @@ type lending struct {
 	leases  map[uint64]*lent
 	tenants map[string]uint32 // numbers of memory accounts, by caller id
 
-	count struct{ refused, bytes, nixl, took atomic.Uint64 }
+	count struct{ refused, bytes, nixl atomic.Uint64 }
 }
 
 // lent is a lease that a peer holds.

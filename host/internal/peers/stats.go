@@ -35,7 +35,6 @@ type Lent struct {
 	// Bytes is the number of bytes sent to peers.
 	Bytes     uint64
 	NIXLBytes uint64 // the part of Bytes that peers read by NIXL
-	Took      uint64 // offers of peers that this host took
 }
 
 // Stats returns the peers in the order of their addresses, followed by the configured names that have no address.
@@ -76,5 +75,5 @@ func (p *Peers) Lent() (l Lent) {
 		return l
 	}
 	c := &p.lending.count
-	return Lent{Refused: c.refused.Load(), Bytes: c.bytes.Load(), NIXLBytes: c.nixl.Load(), Took: c.took.Load()}
+	return Lent{Refused: c.refused.Load(), Bytes: c.bytes.Load(), NIXLBytes: c.nixl.Load()}
 }
