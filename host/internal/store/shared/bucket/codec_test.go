@@ -40,7 +40,7 @@ func FuzzObjects(f *testing.F) {
 	f.Add(log)
 	for _, v := range []any{
 		status{Beat: 1, Vetoes: map[uint64][]int{3: {1}}, Claim: shared.Claim{Want: 7}},
-		office{Term: 1, Owner: "a.1", Seats: map[string]*seat{"a.1": {Granted: 4096}}, Batches: map[uint64]*ballot{1: {Forget: "b.1"}}},
+		evictor{Term: 1, Owner: "a.1", Grants: map[string]*grant{"a.1": {Granted: 4096}}, Batches: map[uint64]*batch{1: {Forget: "b.1"}}},
 	} {
 		b, err := shared.EncodeControl(v)
 		if err != nil {
@@ -66,7 +66,7 @@ func FuzzObjects(f *testing.F) {
 		}
 		var s status
 		_ = shared.DecodeControl(b, &s)
-		if o, err := decodeOffice(b); err == nil {
+		if o, err := decodeEvictor(b); err == nil {
 			c := o.clone()
 			if _, err := shared.EncodeControl(&c); err != nil {
 				t.Fatal(err)

@@ -6,7 +6,7 @@
 //
 // # Objects, below the root's .kvhost/shared
 //
-//	evictor            term, owner and heartbeat counter; a seat for each member: the credit granted to it and, once it is gone, where
+//	evictor            term, owner and heartbeat counter; a grant for each member: the credit granted to it and, once it is gone, where
 //	                   its log ends; the batches of victims and the decisions
 //	hosts/<member>     one for each member, named <host id>.<incarnation>: heartbeat counter, length of its log, acknowledgements and
 //	                   vetoes, the state of its credit
@@ -25,7 +25,7 @@
 //
 // # Members
 //
-// A host joins by writing an object below hosts, and is admitted when the evictor gives it a seat. From then on nothing is
+// A host joins by writing an object below hosts, and is admitted when the evictor gives it a grant. From then on nothing is
 // removed without its acknowledgement. It notes where the other logs end, and scans the bucket.
 //
 // The evictor declares a member dead if the member's object is missing, or has not changed for Lapse by the evictor's clock. It
@@ -38,7 +38,7 @@
 //
 // A member that has not seen the evictor's object change for Lapse, or that finds that its owner left, writes itself into the
 // object with the next term, replacing the version that it read. If several members try, one succeeds. The new evictor
-// continues with the seats and batches that are in the object. The writes of the replaced evictor fail, and with them all its
+// continues with the grants and batches that are in the object. The writes of the replaced evictor fail, and with them all its
 // decisions; only its removals may still take effect (see below).
 //
 // # Credits

@@ -57,8 +57,8 @@ func (m *Member) followAll() error {
 	for _, name := range slices.Sorted(maps.Keys(m.peers)) {
 		p := m.peers[name]
 		last := p.Log
-		if m.office != nil {
-			if s := m.office.Seats[name]; s != nil && s.End > 0 {
+		if m.evictor != nil {
+			if s := m.evictor.Grants[name]; s != nil && s.End > 0 {
 				last = s.End - 1
 			}
 		}
@@ -72,10 +72,10 @@ func (m *Member) followAll() error {
 			return err
 		}
 	}
-	if m.office == nil {
+	if m.evictor == nil {
 		return nil
 	}
-	for name, s := range m.office.Seats {
+	for name, s := range m.evictor.Grants {
 		if p := m.peers[name]; s.End > 0 && name != m.name {
 			if p == nil { // The member joined and left since the last step.
 				m.peers[name] = &peer{next: 1}

@@ -57,7 +57,7 @@ type status struct {
 	Log       uint64           `json:"log"`       // number of its last log object
 	Published int64            `json:"published"` // bytes published according to its logs
 	Vetoes    map[uint64][]int `json:"vetoes"`    // indices of the vetoed victims, for each acknowledged batch whose decision is not applied yet
-	Granted   int64            `json:"granted"`   // the seat's Granted as the member read it last
+	Granted   int64            `json:"granted"`   // its grant's Granted as the member read it last
 	Scanned   bool             `json:"scanned"`   // set once the member has scanned the bucket
 	shared.Claim
 }
@@ -76,37 +76,37 @@ func (s *status) decode(b []byte) error {
 	return err
 }
 
-// office is the content of the evictor's object.
-type office struct {
-	Term    uint64             `json:"term"`
-	Owner   string             `json:"owner"` // empty if the evictor has left
-	Beat    uint64             `json:"beat"`
-	Seats   map[string]*seat   `json:"seats"`
-	Batches map[uint64]*ballot `json:"batches"`
+// evictor is the content of the evictor's object.
+type evictor struct {
+	Term    uint64            `json:"term"`
+	Owner   string            `json:"owner"` // empty if the evictor has left
+	Beat    uint64            `json:"beat"`
+	Grants  map[string]*grant `json:"seats"`
+	Batches map[uint64]*batch `json:"batches"`
 }
 
-// seat is the evictor's account of one member.
-type seat struct {
+// grant is the evictor's account of one member.
+type grant struct {
 	Granted int64  `json:"granted"`
 	End     uint64 `json:"end,omitempty"` // number after the last log object with records, once the member is gone; else 0
 }
 
-// ballot is a batch of victims, or a member that is forgotten once all others have read its log.
-type ballot struct {
+// batch is a batch of victims, or a member that is forgotten once all others have read its log.
+type batch struct {
 	Forget  string `json:"forget,omitempty"`
 	Decided bool   `json:"decided,omitempty"`
 	Spared  []int  `json:"spared,omitempty"` // indices of the victims that were not removed
 	All     bool   `json:"all,omitempty"`    // set if members must treat all victims as spared
 }
 
-func decodeOffice(b []byte) (*office, error) {
-	var o office
+func decodeEvictor(b []byte) (*evictor, error) {
+	var o evictor
 	if err := shared.DecodeControl(b, &o); err != nil {
 		return nil, err
 	}
-	for name, s := range o.Seats {
+	for name, s := range o.Grants {
 		if s == nil || s.End > mostLogs+1 {
-			return nil, fmt.Errorf("%w: no seat of %s: %+v", shared.ErrDamaged, name, s)
+			return nil, fmt.Errorf("%w: no grant of %s: %+v", shared.ErrDamaged, name, s)
 		}
 	}
 	for n, b := range o.Batches {
@@ -136,7 +136,7 @@ type Member struct {
 	// The fields below are used by Step only.
 	incarnation
 	lastStep time.Duration
-	office   *office       // as last read or written; nil if the object does not exist
+	evictor  *evictor      // as last read or written; nil if the object does not exist
 	version  string        // the object's version; empty if it does not exist
 	seenAt   time.Duration // when the object was last seen to change
 	lookedAt time.Duration // when the other members were last read
@@ -230,7 +230,7 @@ func (m *Member) step(now time.Duration) error {
 	if err := errors.Join(blind, unlogged); err != nil {
 		return err
 	}
-	m.takeSeat()
+	m.takeGrant()
 	if m.term == nil {
 		return m.campaign(now)
 	}
@@ -242,7 +242,7 @@ func (m *Member) look(now time.Duration) error {
 	if err := m.readOffice(now); err != nil {
 		return err
 	}
-	if s := m.seat(); m.admitted && s == nil || s != nil && s.End > 0 {
+	if s := m.grant(); m.admitted && s == nil || s != nil && s.End > 0 {
 		return shared.ErrFenced
 	}
 	if err := m.readPeers(now); err != nil {
@@ -326,19 +326,19 @@ func (m *Member) fence() {
 func (m *Member) readOffice(now time.Duration) error {
 	b, version, err := m.cfg.Objects.Get("evictor", m.version)
 	if errors.Is(err, fs.ErrNotExist) {
-		if m.office != nil || m.seenAt == 0 {
+		if m.evictor != nil || m.seenAt == 0 {
 			m.seenAt = max(1, now)
 		}
-		m.office, m.version, m.term = nil, "", nil
+		m.evictor, m.version, m.term = nil, "", nil
 		return nil
 	}
 	if err != nil || version == m.version {
 		return err
 	}
-	o, err := decodeOffice(b)
+	o, err := decodeEvictor(b)
 	if err != nil { // A damaged object counts as removed. Otherwise no host could replace it.
 		m.log.Error("the evictor's object is damaged; a new one is made", "error", err)
-		m.office, m.version, m.seenAt, m.term = nil, version, now, nil
+		m.evictor, m.version, m.seenAt, m.term = nil, version, now, nil
 		return nil
 	}
 	m.version, m.seenAt = version, now
@@ -346,7 +346,7 @@ func (m *Member) readOffice(now time.Duration) error {
 		m.log.Warn("another host is the evictor now", "term", o.Term)
 		m.term = nil
 	}
-	m.office = o
+	m.evictor = o
 	if m.term == nil && o.Owner == m.name { // The write that elected this host had no answer. It may be so old that another host has been elected since.
 		m.begin()
 		m.term.wroteAt = now - m.cfg.Lapse
@@ -397,7 +397,7 @@ func (m *Member) readPeers(now time.Duration) error {
 		if _, listed := list[name]; !listed {
 			p.here = false
 		}
-		if m.office != nil && !p.here && m.office.Seats[name] == nil {
+		if m.evictor != nil && !p.here && m.evictor.Grants[name] == nil {
 			delete(m.peers, name)
 		}
 	}
@@ -446,8 +446,8 @@ func (m *Member) heartbeat(logged bool) error {
 	s := m.told
 	s.Log, s.Published, s.Scanned = m.logged, m.published, m.active()
 	s.Claim = m.Settle(m.cfg.Capacity / (4 * int64(max(1, len(m.peers)))))
-	if seat := m.seat(); seat != nil {
-		s.Granted = seat.Granted
+	if g := m.grant(); g != nil {
+		s.Granted = g.Granted
 	}
 	if logged {
 		s.Vetoes = maps.Clone(m.Docket.Vetoes)
@@ -499,18 +499,18 @@ func (m *Member) replace(name string, b []byte, over string, own func([]byte) bo
 	return "", err
 }
 
-// seat returns this member's seat, or nil before it is admitted.
-func (m *Member) seat() *seat {
-	if m.office == nil {
+// grant returns this member's grant, or nil before it is admitted.
+func (m *Member) grant() *grant {
+	if m.evictor == nil {
 		return nil
 	}
-	return m.office.Seats[m.name]
+	return m.evictor.Grants[m.name]
 }
 
-// takeSeat takes the credit that was granted. When it first finds this member's seat it admits this host: the evictor now waits
+// takeGrant takes the credit that was granted. When it first finds this member's grant it admits this host: the evictor now waits
 // for its acknowledgements, so the host notes where the other logs end and then scans.
-func (m *Member) takeSeat() {
-	s := m.seat()
+func (m *Member) takeGrant() {
+	s := m.grant()
 	if s == nil {
 		return
 	}
@@ -520,7 +520,7 @@ func (m *Member) takeSeat() {
 	}
 	// Logs are followed from their current end. The scan finds the entries that were published before and still exist; older
 	// log objects also record entries that were evicted long ago.
-	for name, other := range m.office.Seats {
+	for name, other := range m.evictor.Grants {
 		if m.peers[name] == nil {
 			m.peers[name] = &peer{next: 1}
 		}
@@ -533,22 +533,22 @@ func (m *Member) takeSeat() {
 	m.admitted = true
 	m.Beat(m.lastStep) // the time of this step's heartbeat
 	m.ScanAgain()
-	m.log.Info("admitted to the shared bucket", "member", m.name, "term", m.office.Term)
+	m.log.Info("admitted to the shared bucket", "member", m.name, "term", m.evictor.Term)
 	m.Wake()
 }
 
 // apply applies the decisions and acknowledges the batches of the evictor's object, which was read before the logs.
 func (m *Member) apply() {
-	if m.office == nil {
+	if m.evictor == nil {
 		return
 	}
 	for _, n := range slices.Sorted(maps.Keys(m.Batches)) {
-		if b := m.office.Batches[n]; b == nil || b.Decided {
+		if b := m.evictor.Batches[n]; b == nil || b.Decided {
 			m.Retire(n, b != nil, func(i int) bool { return b.All || slices.Contains(b.Spared, i) })
 		}
 	}
-	for _, n := range slices.Sorted(maps.Keys(m.office.Batches)) {
-		b := m.office.Batches[n]
+	for _, n := range slices.Sorted(maps.Keys(m.evictor.Batches)) {
+		b := m.evictor.Batches[n]
 		if _, acked := m.Docket.Vetoes[n]; !acked && !b.Decided {
 			if err := m.acknowledge(n, b); err != nil {
 				m.unread[n]++
@@ -558,7 +558,7 @@ func (m *Member) apply() {
 	}
 }
 
-func (m *Member) acknowledge(n uint64, b *ballot) error {
+func (m *Member) acknowledge(n uint64, b *batch) error {
 	var victims []shared.Victim
 	if p := m.peers[b.Forget]; b.Forget != "" && p != nil && !p.ended {
 		return nil // The member's log must be read first.

@@ -87,8 +87,8 @@ func (m *model) live() []*node {
 	return slices.DeleteFunc(slices.Clone(m.nodes), func(n *node) bool { return n.steps.Ended })
 }
 
-// office is the evictor's object.
-func (m *model) officeNow() (o office) {
+// evictor is the evictor's object.
+func (m *model) evictorNow() (o evictor) {
 	if have := m.objects[shared.Dir+"/evictor"]; have != nil {
 		_ = shared.DecodeControl(have.data, &o)
 	}
@@ -99,7 +99,7 @@ func (m *model) officeNow() (o office) {
 func (m *model) holds(t *scheduler.Thread, verb, name string) error {
 	switch verb {
 	case "put":
-		if o := m.officeNow(); name == "evictor" && o.Owner != "" {
+		if o := m.evictorNow(); name == "evictor" && o.Owner != "" {
 			if was := m.owners[o.Term]; was != "" && was != o.Owner {
 				return fmt.Errorf("term %d is of %s and of %s", o.Term, was, o.Owner)
 			}
@@ -117,10 +117,10 @@ func (m *model) holds(t *scheduler.Thread, verb, name string) error {
 		if m.most = max(m.most, sum); sum > modelCapacity {
 			return fmt.Errorf("%d bytes in the bucket besides those that came late, the capacity is %d", sum, modelCapacity)
 		}
-		o := m.officeNow()
+		o := m.evictorNow()
 		var credit int64
 		for _, n := range m.live() {
-			if s := o.Seats[n.name]; s != nil && s.End == 0 {
+			if s := o.Grants[n.name]; s != nil && s.End == 0 {
 				credit += n.Stats().Free
 			}
 		}
@@ -131,12 +131,12 @@ func (m *model) holds(t *scheduler.Thread, verb, name string) error {
 			}
 		}
 	case "delete": // by the evictor, not by one that was given up
-		o := m.officeNow()
+		o := m.evictorNow()
 		if by := t.Process.(*node); o.Owner != by.name || by.term == nil {
 			return nil
 		}
 		for _, n := range m.live() {
-			if s := o.Seats[n.name]; s == nil || s.End > 0 || !n.admitted || m.objects[shared.Dir+"/hosts/"+n.name] == nil {
+			if s := o.Grants[n.name]; s == nil || s.End > 0 || !n.admitted || m.objects[shared.Dir+"/hosts/"+n.name] == nil {
 				continue
 			}
 			for k, i := range n.index {
@@ -253,7 +253,7 @@ func runModel(t *testing.T, seed uint64, faulty bool) (m *model, f figures) {
 	for name := range m.objects {
 		rest, _ := strings.CutPrefix(name, shared.Dir+"/")
 		member := strings.Split(rest, "/")
-		if s := m.officeNow().Seats; len(member) > 1 && !isPiece(name) && member[0] != "batch" && s[member[1]] == nil ||
+		if s := m.evictorNow().Grants; len(member) > 1 && !isPiece(name) && member[0] != "batch" && s[member[1]] == nil ||
 			member[0] == "batch" {
 			fail("left: %s", name)
 		}
@@ -361,8 +361,8 @@ func TestDamagedObjects(t *testing.T) {
 		{"the evictor", "/evictor", []byte("junk")},
 		{"a log without an end", "/hosts/junk.1", says(&status{Beat: 9, Log: math.MaxUint64})},
 		{"a claim", "/hosts/junk.1", says(&status{Beat: 9, Claim: shared.Claim{Held: math.MaxInt64}})},
-		{"an end", "/evictor", says(&office{Term: 9, Owner: "b.200000001", Seats: map[string]*seat{"a.100000001": {End: math.MaxUint64}}})},
-		{"the last term", "/evictor", says(&office{Term: math.MaxUint64, Owner: "junk.1"})},
+		{"an end", "/evictor", says(&evictor{Term: 9, Owner: "b.200000001", Grants: map[string]*grant{"a.100000001": {End: math.MaxUint64}}})},
+		{"the last term", "/evictor", says(&evictor{Term: math.MaxUint64, Owner: "junk.1"})},
 		{"a batch", "/batch/junk", []byte("junk")},
 		{"a number of a log", "/log/a.100000001/18446744073709551615", []byte("junk")},
 	} {
@@ -373,9 +373,9 @@ func TestDamagedObjects(t *testing.T) {
 				clear(m.owners)
 			}
 			m.run(t, 10*modelLapse)
-			before, acts := m.officeNow(), m.acts
+			before, acts := m.evictorNow(), m.acts
 			m.run(t, 2*modelLapse)
-			if now := m.officeNow(); now.Beat == before.Beat {
+			if now := m.evictorNow(); now.Beat == before.Beat {
 				t.Error("no evictor is at work")
 			}
 			if per := (m.acts - acts) / int64(2*modelLapse/modelPoll); per > 500 {
@@ -416,7 +416,7 @@ type elected struct {
 }
 
 func (e elected) Get(string, string) ([]byte, string, error) {
-	b, err := shared.EncodeControl(&office{Term: 3, Owner: e.host, Beat: 9})
+	b, err := shared.EncodeControl(&evictor{Term: 3, Owner: e.host, Beat: 9})
 	return b, "version", err
 }
 

@@ -21,7 +21,7 @@ const maxBatch = 1024
 type term struct {
 	m       *Member
 	number  uint64
-	next    office // content of the evictor's object at the next write
+	next    evictor // content of the evictor's object at the next write
 	wroteAt time.Duration
 	last    uint64 // number of the last batch made
 	members map[string]*gone
@@ -51,8 +51,8 @@ type proposal struct {
 // campaign makes this host the evictor if there is no live one. Hosts that have scanned the bucket take precedence, since they
 // can grant credit without a scan.
 func (m *Member) campaign(now time.Duration) error {
-	next := office{}
-	if o := m.office; o != nil {
+	next := evictor{}
+	if o := m.evictor; o != nil {
 		silent := now-m.seenAt > m.cfg.Lapse
 		if o.Owner != "" && !silent && !m.isOwn(o.Owner) {
 			return nil
@@ -77,14 +77,14 @@ func (m *Member) campaign(now time.Duration) error {
 	} else if err != nil {
 		return err
 	}
-	m.office, m.version, m.seenAt = &next, version, now
+	m.evictor, m.version, m.seenAt = &next, version, now
 	m.begin()
 	return nil
 }
 
 // begin starts this host's term as the evictor's object describes it.
 func (m *Member) begin() {
-	o := m.office
+	o := m.evictor
 	m.log.Info("elected evictor of the shared bucket", "term", o.Term)
 	m.term = &term{
 		m: m, number: o.Term, next: o.clone(), wroteAt: m.lastStep, last: o.Term << 32, ticket: m.Ticket(),
@@ -97,12 +97,12 @@ func (m *Member) begin() {
 }
 
 // clone returns a deep copy.
-func (o *office) clone() office {
+func (o *evictor) clone() evictor {
 	c := *o
-	c.Seats, c.Batches = map[string]*seat{}, map[uint64]*ballot{}
-	for name, s := range o.Seats {
+	c.Grants, c.Batches = map[string]*grant{}, map[uint64]*batch{}
+	for name, s := range o.Grants {
 		s := *s
-		c.Seats[name] = &s
+		c.Grants[name] = &s
 	}
 	for n, b := range o.Batches {
 		b := *b
@@ -111,7 +111,7 @@ func (o *office) clone() office {
 	return c
 }
 
-// step makes one round of the evictor's work. Changes of seats and batches take effect when the evictor's object is written at
+// step makes one round of the evictor's work. Changes of grants and batches take effect when the evictor's object is written at
 // the end.
 func (t *term) step(now time.Duration) error {
 	var failed []error
@@ -126,16 +126,16 @@ func (t *term) step(now time.Duration) error {
 // holds reports whether no other host can have been elected yet.
 func (t *term) holds() bool { return t.m.cfg.Now()-t.wroteAt < t.m.cfg.Lapse/2 && t.m.Fresh() }
 
-// admit gives seats to members that have joined, and records the end of the log of members that are silent or gone.
+// admit gives grants to members that have joined, and records the end of the log of members that are silent or gone.
 func (t *term) admit(now time.Duration) error {
 	m := t.m
 	for name, p := range m.peers {
-		if p.here && t.next.Seats[name] == nil {
-			t.next.Seats[name] = &seat{}
+		if p.here && t.next.Grants[name] == nil {
+			t.next.Grants[name] = &grant{}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(t.next.Seats)) {
-		s, p := t.next.Seats[name], m.peers[name]
+	for _, name := range slices.Sorted(maps.Keys(t.next.Grants)) {
+		s, p := t.next.Grants[name], m.peers[name]
 		if name == m.name || s.End > 0 {
 			continue
 		}
@@ -158,7 +158,7 @@ func (t *term) admit(now time.Duration) error {
 }
 
 // endLog records where the log of a member that is gone ends. No host reads what the member logs after that.
-func (t *term) endLog(name string, s *seat, now time.Duration) error {
+func (t *term) endLog(name string, s *grant, now time.Duration) error {
 	m := t.m
 	list, err := m.cfg.Objects.List("log/" + name)
 	if err != nil {
@@ -190,7 +190,7 @@ func (t *term) leftCleanly(name string, n uint64) (bool, error) {
 
 // over reports whether the evictor's object, as the others can read it, says that the member is gone.
 func (t *term) over(name string) bool {
-	s := t.m.office.Seats[name]
+	s := t.m.evictor.Grants[name]
 	return s != nil && s.End > 0
 }
 
@@ -198,7 +198,7 @@ func (t *term) over(name string) bool {
 // batch that forgets the member.
 func (t *term) removeGone(now time.Duration) error {
 	m := t.m
-	for _, name := range slices.Sorted(maps.Keys(t.next.Seats)) {
+	for _, name := range slices.Sorted(maps.Keys(t.next.Grants)) {
 		if !t.over(name) {
 			continue
 		}
@@ -209,7 +209,7 @@ func (t *term) removeGone(now time.Duration) error {
 		}
 		g := t.members[name]
 		if g == nil { // An earlier evictor recorded the end of the log.
-			clean, err := t.leftCleanly(name, t.next.Seats[name].End)
+			clean, err := t.leftCleanly(name, t.next.Grants[name].End)
 			if err != nil {
 				return err
 			}
@@ -222,7 +222,7 @@ func (t *term) removeGone(now time.Duration) error {
 		}
 		if g.swept && !forgotten {
 			t.last++
-			t.next.Batches[t.last] = &ballot{Forget: name}
+			t.next.Batches[t.last] = &batch{Forget: name}
 		}
 	}
 	return nil
@@ -251,7 +251,7 @@ func (t *term) clean() error {
 		return err
 	}
 	for name := range logs {
-		if t.next.Seats[name] == nil { // A member without a seat does not log.
+		if t.next.Grants[name] == nil { // A member without a grant does not log.
 			if err := t.forget(name); err != nil {
 				return err
 			}
@@ -261,7 +261,7 @@ func (t *term) clean() error {
 	return nil
 }
 
-// forget removes the log and the seat of a member. All others must have read its log.
+// forget removes the log and the grant of a member. All others must have read its log.
 func (t *term) forget(name string) error {
 	list, err := t.m.cfg.Objects.List("log/" + name)
 	if err != nil {
@@ -272,7 +272,7 @@ func (t *term) forget(name string) error {
 			return err
 		}
 	}
-	delete(t.next.Seats, name)
+	delete(t.next.Grants, name)
 	delete(t.members, name)
 	return nil
 }
@@ -280,7 +280,7 @@ func (t *term) forget(name string) error {
 // acks returns the vetoes of all live members. all is set if each of them has acknowledged the batch, any if at least one has.
 func (t *term) acks(n uint64) (vetoes map[int]bool, all, any bool) {
 	vetoes, all = map[int]bool{}, true
-	for name := range t.next.Seats {
+	for name := range t.next.Grants {
 		if t.over(name) {
 			continue
 		}
@@ -304,7 +304,7 @@ func (t *term) acks(n uint64) (vetoes map[int]bool, all, any bool) {
 func (t *term) decideAll() error {
 	for _, n := range slices.Sorted(maps.Keys(t.next.Batches)) {
 		b := t.next.Batches[n]
-		known := t.m.office.Batches[n]
+		known := t.m.evictor.Batches[n]
 		if known == nil {
 			continue // The others do not see it yet.
 		}
@@ -340,7 +340,7 @@ const removals = 64
 
 // judge removes the victims of a batch except the spared ones. If that takes too long it returns with over unset and continues
 // at the next step, so that heartbeats are not delayed.
-func (t *term) judge(n uint64, b *ballot, vetoes map[int]bool) (over bool, err error) {
+func (t *term) judge(n uint64, b *batch, vetoes map[int]bool) (over bool, err error) {
 	m := t.m
 	p := t.batches[n]
 	if p == nil {
@@ -396,7 +396,7 @@ func (t *term) balance() error {
 	t.outside = 0
 	var live []string
 	short := map[string]int64{}
-	for name, s := range t.next.Seats {
+	for name, s := range t.next.Grants {
 		told, published := &m.told, m.published
 		if name != m.name {
 			told, published = &status{}, 0
@@ -427,7 +427,7 @@ func (t *term) balance() error {
 	used := m.back.Used()
 	gives, unmet := shared.Portions(m.cfg.Capacity-used-t.outside, shorts)
 	for i, name := range live {
-		t.next.Seats[name].Granted += gives[i]
+		t.next.Grants[name].Granted += gives[i]
 		t.outside += gives[i]
 	}
 	return t.evict(used + t.outside + unmet)
@@ -456,7 +456,7 @@ func (t *term) evict(level int64) error {
 		if _, err := m.cfg.Objects.Put(batchName(t.last), shared.EncodeVictims(part), ""); err != nil {
 			return err
 		}
-		t.next.Batches[t.last] = &ballot{}
+		t.next.Batches[t.last] = &batch{}
 		m.Wake()
 	}
 	return nil
@@ -467,7 +467,7 @@ func (t *term) evict(level int64) error {
 func (t *term) write() error {
 	m := t.m
 	at := m.cfg.Now()
-	told := *m.office
+	told := *m.evictor
 	told.Beat = t.next.Beat
 	before, err := shared.EncodeControl(&told)
 	if err != nil {
@@ -482,7 +482,7 @@ func (t *term) write() error {
 		return err
 	}
 	version, err := m.replace("evictor", b, m.version, func(b []byte) bool {
-		o, err := decodeOffice(b)
+		o, err := decodeEvictor(b)
 		return err == nil && o.Owner == m.name && o.Term == t.number
 	})
 	if errors.Is(err, errReplaced) {
@@ -493,15 +493,15 @@ func (t *term) write() error {
 		return err
 	}
 	o := t.next.clone()
-	m.office, m.version, m.seenAt, t.wroteAt = &o, version, at, at
+	m.evictor, m.version, m.seenAt, t.wroteAt = &o, version, at, at
 	return nil
 }
 
-// leave writes that there is no evictor. The last member to leave also removes its own seat and log.
+// leave writes that there is no evictor. The last member to leave also removes its own grant and log.
 func (t *term) leave() error {
 	m := t.m
 	t.next.Owner = ""
-	alone := len(t.next.Seats) == 1 && len(t.next.Batches) == 0
+	alone := len(t.next.Grants) == 1 && len(t.next.Batches) == 0
 	for name, p := range m.peers {
 		alone = alone && (name == m.name || !p.here)
 	}
