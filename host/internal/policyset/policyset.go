@@ -109,7 +109,7 @@ func (p *Set) open(ctx context.Context, cfg *config.Config, label string, c *con
 	opt.Stop, opt.Memory = p.stop, p.memory
 	m, err := policy.Open(ctx, c.Module, opt)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)
+		return nil, fmt.Errorf("%w: %w", ErrPolicy, err) // which names the module
 	}
 	p.openMu.Lock()
 	p.opened[m] = struct{}{}
