@@ -30,7 +30,7 @@ type layered struct {
 	steps      []layerStep // one for each of parts
 	chunks     []layerChunk
 	runs       map[*kv.Plan][][]run
-	lane       string // the first chunk's root: most of a prefix is in one root
+	lane       string // the root of the first chunk, where most of a prefix is: the workers' lane of all tasks
 }
 
 type layerStep struct {

@@ -39,7 +39,7 @@ func (s Speed) String() string {
 const (
 	probeFiles  = 4
 	probeMost   = 16 << 20 // most bytes of one file
-	probeRounds = 2        // the fastest counts: the first of a process is slow
+	probeRounds = 2        // measurements of a route, of which the fastest counts, since the first of a process is slow
 )
 
 // A route must save this share of the cost to be preferred. If cuFile itself copies through host memory, it uses as

@@ -68,9 +68,9 @@ type RouteStats struct {
 	Full                 int64           // operations that found no slot and were staged
 	Mismatched           int64           // loads with wrong bytes by the direct route only
 	Suspended, Resumed   int64           // times that the route was suspended, and resumed
-	SlotsInUse           int             // shared by all roots of the GPU
-	SlotBytes            int64           // shared by all roots of the GPU
-	Handles              gds.HandleStats // shared by all roots of the GPU
+	SlotsInUse           int             // of all roots of the GPU together
+	SlotBytes            int64           // of all roots of the GPU together
+	Handles              gds.HandleStats // of all roots of the GPU together
 }
 
 // Routes returns the state and counters of all routes, by GPU and root.

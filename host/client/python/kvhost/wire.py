@@ -1,4 +1,4 @@
-"""The stream under a session: ids, answers, and the descriptor socket."""
+"""The stream of a session: message ids, answers, and the socket for descriptors."""
 
 from __future__ import annotations
 

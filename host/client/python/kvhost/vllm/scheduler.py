@@ -122,7 +122,8 @@ class Scheduler:
         self._adapters = adapters  # None: the engine has no LoRA
         self._requests: dict[str, Tracked] = {}
         self._live: dict[str, Any] = {}  # all requests of the engine, by id
-        self._largest: list[tuple[int, str]] | None = None  # (tokens, id) of the two largest requests that wait for no load; None: to be computed in this step
+        # (tokens, id) of the two largest requests that wait for no load; None: to be computed in this step.
+        self._largest: list[tuple[int, str]] | None = None
         self._most_tokens = 0  # tokens of the largest request
         self._stalled = 0  # steps in a row that scheduled nothing
         self._loading: dict[str, int] = {}  # by request, also after its end: ranks whose load is not over
@@ -581,7 +582,7 @@ class Scheduler:
         self._largest = None
         if output.num_scheduled_tokens:
             self._ran = set(output.num_scheduled_tokens)
-        computed = output.total_num_scheduled_tokens if self._step_seconds is None else 0  # the time of a step with a load does not show the rate
+        computed = output.total_num_scheduled_tokens if self._step_seconds is None else 0  # loads distort the rate
         self._steps.append((time.monotonic(), computed))
         self._step_seconds = None
         self._last_step += 1
