@@ -210,10 +210,12 @@ func (f *following) take(e event) {
 	switch e.Action {
 	case "build-output":
 		at(f.builds, e.ImportPath).WriteString(e.Output)
-	case "run":
+	case "run", "cont":
 		if k.top() {
 			f.running = append(f.running, k)
 		}
+	case "pause": // a parallel test, which waits for those that are not
+		f.running = slices.DeleteFunc(f.running, func(r key) bool { return r == k })
 	case "output":
 		at(f.output, k).WriteString(e.Output)
 		if line := strings.TrimSpace(e.Output); strings.HasPrefix(line, testenv.Building) {

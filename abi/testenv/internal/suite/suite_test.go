@@ -47,7 +47,7 @@ func TestFailuresAreTold(t *testing.T) {
 		"panics": {body: `func TestBad(t *testing.T) { go panic("broken"); select {} }`, again: "-run '^TestBad$' ./panics"},
 		"leaves": {body: "import \"os\"\n\nfunc TestMain(m *testing.M) { os.Exit(3) }", again: "go test -trimpath -tags grpcnotrace ./leaves"},
 		"breaks": {body: `func TestBad(t *testing.T) { return 1 }`, again: "go test -trimpath -tags grpcnotrace ./breaks"},
-		"hangs":  {body: `func TestBad(t *testing.T) { select {} }`, again: "-run '^TestBad$' ./hangs", timeout: 2 * time.Second},
+		"hangs":  {body: "func TestWaits(t *testing.T) { t.Parallel() }\n\nfunc TestBad(t *testing.T) { select {} }", again: "-run '^TestBad$' ./hangs", timeout: 2 * time.Second},
 		"races": {body: "func TestBad(t *testing.T) {\n\tn, done := 0, make(chan int)\n\tgo func() { n++; close(done) }()\n\tn++\n\t<-done\n}",
 			again: "CGO_ENABLED=1 go test -trimpath -race -tags grpcnotrace -count=1 -run '^TestBad$' ./races", race: true},
 	} {
