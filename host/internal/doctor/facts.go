@@ -1,6 +1,11 @@
 package doctor
 
-import "github.com/kvhost/kvhost/host/internal/s3fs"
+import (
+	"strconv"
+	"strings"
+
+	"github.com/kvhost/kvhost/host/internal/s3fs"
+)
 
 // Facts are what a probe found.
 type Facts struct {
@@ -94,4 +99,23 @@ type Root struct {
 	NoReplace Answer `json:"rename_noreplace"`
 	CuFile    string `json:"cufile"` // of registering a file with cuFile: "ok", an error, or empty when not tried
 	Failed    string `json:"failed"`
+
+	Shared []SharedModel `json:"shared,omitempty"` // by engines of several tensor-parallel sizes
+}
+
+// SharedModel is a model with chunks that engines of several tensor-parallel sizes share.
+type SharedModel struct {
+	Model string `json:"model"`
+	Units int    `json:"units"` // pieces of a chunk
+}
+
+// sizes lists the sizes that share the chunks, of those that are powers of two.
+func (m SharedModel) sizes() string {
+	var list []string
+	for n := 1; n <= m.Units; n *= 2 {
+		if m.Units%n == 0 {
+			list = append(list, strconv.Itoa(n))
+		}
+	}
+	return strings.Join(list, ", ")
 }

@@ -199,6 +199,9 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 			r.find(Note, about, "", "%s cannot rename without replacing: pieces are published with link and unlink",
 				root.FS)
 		}
+		for _, m := range root.Shared {
+			r.find(Note, about, "", "engines with TP %s share chunks of %s, which have %d files instead of one for each rank", m.sizes(), m.Model, m.Units)
+		}
 		if root.Device == "" {
 			continue
 		}

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,7 +12,9 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
+	"github.com/kvhost/kvhost/host/kv"
 	"golang.org/x/sys/unix"
 )
 
@@ -53,6 +56,31 @@ func TestRootsAreTried(t *testing.T) {
 	if unix.Statfs("/dev/shm", &st) == nil && st.Type == unix.TMPFS_MAGIC {
 		if r := s.probeRoot("/dev/shm", nil); r.FS != "tmpfs" || r.Writable != (unix.Access("/dev/shm", unix.W_OK) == nil) || r.Device != "" {
 			t.Errorf("tmpfs: %+v", r)
+		}
+	}
+}
+
+// Check says which engines share what a root holds, and what it costs.
+func TestSharedModelsAreListed(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, pieceformat.NamespacesDir)
+	testenv.OK(t, os.MkdirAll(dir, 0o700))
+	for i, units := range []int{8, 0, 12, 8} {
+		ns := kv.Namespace{Model: "llama", Revision: fmt.Sprint(i), DType: "bf16", KeyBytes: 32, TokensPerBlock: 1, Units: units,
+			Groups: []kv.Group{{Geometry: kv.Uniform(2, 1, 1, 64)}}}
+		testenv.OK(t, os.WriteFile(filepath.Join(dir, ns.Digest().String()), []byte(ns.Text()), 0o600))
+	}
+	testenv.OK(t, os.WriteFile(filepath.Join(dir, "damaged"), []byte("units=4"), 0o600))
+	r := system{"/"}.probeRoot(root, nil)
+	c := config.Default()
+	c.Roots = []config.Root{{Path: root, Capacity: 1 << 20}}
+	var says strings.Builder
+	for _, f := range Judge("test", c, 0, &Facts{Roots: []Root{r}}).Findings {
+		says.WriteString(f.Says + "\n")
+	}
+	for _, want := range []string{"TP 1, 2, 4, 8 share chunks of llama, which have 8 files", "TP 1, 2, 4 share chunks of llama, which have 12 files"} {
+		if strings.Count(says.String(), want) != 1 || len(r.Shared) != 2 {
+			t.Errorf("check says of %+v\n%swant once: %s", r.Shared, &says, want)
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -68,11 +70,32 @@ func (s system) probeRoot(path string, ask func(fd int) string) Root {
 		return r // nothing is to be learned from a file in another directory
 	}
 	r.Node, _ = staging.SystemTopology().NodeOfPath(r.Tried)
+	r.Shared = sharedModels(path)
 	name := filepath.Join(r.Tried, fmt.Sprintf(".kvhost-check-%d", os.Getpid()))
 	if err := r.try(name, ask); err != nil {
 		r.Failed = err.Error()
 	}
 	return r
+}
+
+// sharedModels lists the models in a root that engines of several tensor-parallel sizes share.
+func sharedModels(root string) (list []SharedModel) {
+	dir := filepath.Join(root, pieceformat.NamespacesDir)
+	entries, _ := os.ReadDir(dir) // a root that no host has used has none
+	for _, e := range entries {
+		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue
+		}
+		ns, err := kv.ParseNamespace(string(text))
+		if err != nil || ns.Units == 0 {
+			continue
+		}
+		if m := (SharedModel{ns.Model, ns.Units}); !slices.Contains(list, m) {
+			list = append(list, m)
+		}
+	}
+	return list
 }
 
 // tmpfs finds the mount of a directory, and whether its files get huge pages whoever writes them.
