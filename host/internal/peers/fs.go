@@ -20,10 +20,10 @@ const Path = "peers:"
 // allocated on use.
 const ownFiles = 64 << 20
 
-// Capacity is the most bytes that can be borrowed at a time.
+// Capacity is the maximum number of bytes that can be borrowed at a time.
 const Capacity = 1 << 40
 
-// MostEntries is the most entries that can be borrowed at a time.
+// MostEntries is the maximum number of entries that can be borrowed at a time.
 const MostEntries = 1 << 17
 
 // FS is the file system of the root of borrowed entries. Pieces are read from their lenders, and the store's own files are in

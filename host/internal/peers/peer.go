@@ -73,7 +73,7 @@ type peer struct {
 	host     [16]byte
 	state    State
 	reason   string
-	list     int        // list of the table; lists if the peer has none
+	list     int        // index of the peer's list in the table; lists if the peer has none
 	failures [deeds]int // failures in a row, of each deed
 	pause    time.Duration
 	until    time.Time // end of the pause in state Alone

@@ -116,7 +116,7 @@ func New(cfg Config) (*Peers, error) {
 	return p, nil
 }
 
-// Budgets returns the memory that this host holds for callers. It lists at most so many callers, the largest first.
+// Budgets returns the memory that this host holds for callers. It lists the callers with the largest amounts, at most the given number of them, in descending order.
 func (p *Peers) Budgets(most int) []budget.Figures {
 	if p == nil || p.lending == nil {
 		return nil

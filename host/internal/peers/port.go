@@ -35,7 +35,7 @@ const (
 	handshakeTime = 5 * time.Second
 )
 
-// Memory returns the most bytes that callers may make this host hold, for a memory limit of the process.
+// Memory returns the maximum number of bytes that callers may make this host hold, for a memory limit of the process.
 func Memory(limit int64) int64 { return max(leastMemory, min(limit/8, mostMemory)) }
 
 // door is the listener of the server. It limits the number of connections before the end of their handshake, and gRPC

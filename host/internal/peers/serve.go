@@ -318,7 +318,7 @@ func (l *lending) hold(found *store.Lease, who caller, keys int, d time.Duration
 	return n
 }
 
-// takeLease charges a caller for a lease of so many keys.
+// takeLease charges a caller for a lease of the given number of keys.
 func (l *lending) takeLease(who caller, keys int) bool {
 	if !l.shares.take(who, leases, 1) {
 		return false
@@ -599,7 +599,7 @@ func (p *pace) behind() time.Duration {
 	return max(0, time.Until(p.free))
 }
 
-// wait reserves so many bytes and waits until they may be sent. It fails if that would take longer than most.
+// wait reserves bytes and waits until they may be sent. It fails if that would take longer than most.
 func (p *pace) wait(ctx context.Context, bytes int64, most time.Duration) error {
 	if p.rate == 0 {
 		return nil

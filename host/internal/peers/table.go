@@ -20,7 +20,7 @@ const (
 	mostTable = 288 << 20
 	cellBytes = 16
 	shards    = 256
-	fewCells  = 256 // shards with at most so many cells are on Go's heap
+	fewCells  = 256 // largest number of cells of a shard that is on Go's heap
 )
 
 // Table records which peers have which entry. It maps the fingerprint of an entry to a word with one bit for each peer. The

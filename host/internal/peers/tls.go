@@ -40,7 +40,7 @@ type shownAs struct {
 	name string
 }
 
-// mostTrust is the most certificates that are remembered as verified.
+// mostTrust is the maximum number of certificates that are remembered as verified.
 const mostTrust = 1 << 10
 
 // newIdentity loads the files. Without files it returns nil, and connections are not encrypted.

@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// mostAsking is the most LOOKUPs of a session that may wait for peers at a time.
+// mostAsking is the maximum number of LOOKUPs of a session that may wait for peers at a time.
 const mostAsking = 64
 
 // askPeer asks peers for the entries that a lookup missed, and answers the LOOKUP afterwards. It does so on a goroutine that

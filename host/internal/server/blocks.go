@@ -30,7 +30,7 @@ type blockSet struct {
 // blockSets is the pool of sets for all sessions. A set is in use only while one message is checked.
 var blockSets = sync.Pool{New: func() any { return new(blockSet) }}
 
-// Begin empties the set and makes room for so many ids. Instead of clearing the table it takes a new stamp.
+// Begin empties the set and makes room for the given number of ids. Instead of clearing the table it takes a new stamp.
 func (u *blockSet) Begin(ids int) {
 	size := 1 << bits.Len(uint(2*ids))
 	if u.stamp++; len(u.slots) < size || u.stamp == 0 {

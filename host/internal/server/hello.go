@@ -12,7 +12,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// maxName is the most bytes of an engine id, a role or a device UUID.
+// maxName is the maximum number of bytes of an engine id, a role or a device UUID.
 const maxName = 256
 
 // hello handles HELLO. It identifies the session, or returns an error about the first field that is wrong.

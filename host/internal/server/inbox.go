@@ -9,8 +9,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// backlogSlots is the most messages that may queue behind a message that waits for storage. Their bytes are bounded by the
-// session's share of the memory.
+// backlogSlots is the maximum number of messages that may queue behind a message that waits for storage. Their bytes are
+// bounded by the session's share of the memory.
 const backlogSlots = 1 << 12
 
 // inbox handles the ordered messages of a session one at a time. It handles a message on the caller's goroutine if no other is

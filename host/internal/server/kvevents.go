@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// eventBatch is the most events in a message.
+// eventBatch is the maximum number of events in a message.
 const eventBatch = 1024
 
 // eventSource is the part of [store.Store] that event streams read.

@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// mostScratch is the most keys for which a session keeps its scratch memory.
+// mostScratch is the maximum number of keys for which a session keeps its scratch memory.
 const mostScratch = 4 << 10
 
 func (x *session) lookup(message *proto.SessionRequest) error {

@@ -62,7 +62,7 @@ func sessionAttributes(number uint64, digest string, m *proto.Hello) []attribute
 	}
 }
 
-// Lookup ends the span of a LOOKUP with so many keys.
+// Lookup ends the span of a LOOKUP. keys is the number of its keys.
 func (q *requestSpan) Lookup(session []attribute.KeyValue, m *proto.Lookup, keys int, r *proto.LookupReply) {
 	if !q.span.On() {
 		return

@@ -30,7 +30,7 @@ func (s hostSemaphores) Store(i int, v uint64) error {
 	})
 }
 
-// maxSemaphores is the most semaphores that a session can share.
+// maxSemaphores is the maximum number of semaphores that a session can share.
 const maxSemaphores = 1 << 20
 
 // mapSemaphores maps the semaphores that a message names. It takes the descriptor that the message names, even if it fails.

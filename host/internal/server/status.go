@@ -16,7 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 )
 
-// maxListed is the most sessions in a Status reply.
+// maxListed is the maximum number of sessions in a Status reply.
 const maxListed = 256
 
 // mostHolders is the number of largest holders that Status names for each budget.
@@ -86,7 +86,7 @@ func (s *Server) Latencies() []Latency { return s.latencies.Read() }
 // Usage returns the counters of all models and tenants.
 func (s *Server) Usage() []*Usage { return s.usage.List() }
 
-// Budgets returns the resources that clients occupy, each with so many of its largest holders.
+// Budgets returns the resources that clients occupy. For each resource it lists at most the given number of largest holders.
 func (s *Server) Budgets(most int) []budget.Figures {
 	return append(s.budgets.Figures(most), s.cfg.Peers.Budgets(most)...)
 }

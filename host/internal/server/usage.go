@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// maxPairs is the most pairs of model and tenant with counters of their own. Clients choose both, so the number of metric
-// series must be bounded.
+// maxPairs is the maximum number of pairs of model and tenant with counters of their own. Clients choose both, so the number of
+// metric series must be bounded.
 const maxPairs = 64
 
 // otherModel is the model that further pairs are counted under, with tenant 0.

@@ -38,7 +38,7 @@ type objectFS interface {
 // patience is the divisor of the lapse that gives the longest time of a request of the protocol.
 const patience = 5
 
-// requestsAtOnce is the most objects that are read or removed at a time.
+// requestsAtOnce is the maximum number of objects that are read or removed at a time.
 const requestsAtOnce = 16
 
 func (r *joint) bucketMember() (member, error) {

@@ -134,8 +134,8 @@ func (r backend) Touched(prints []uint64) {
 func (r backend) Used() int64 {
 	r.set.Lock()
 	defer r.set.Unlock()
-	// Bytes that others take although they should be left free count as used. An evictor makes much room at once, so a
-	// temporary lack is left out.
+	// If other users of the disk occupy part of the capacity, that part counts as used. A shortage that may be temporary is left
+	// out, since an evictor frees much space at once.
 	others := max(0, r.root.cfg.Capacity-r.set.Account.Lasting())
 	return r.set.Account.Figures().Used - r.inFlight + others
 }
@@ -303,7 +303,7 @@ func (r backend) look(rel string, most int64) {
 	}
 }
 
-// forgetStep is the most slots that Fenced visits under one lock.
+// forgetStep is the maximum number of slots that Fenced visits under one lock.
 const forgetStep = 1 << 12
 
 // Fenced implements [shared.Backend]. It leaves files alone: the next scan finds them. If that scan examines the files of each
@@ -353,7 +353,7 @@ func (r backend) Victims(bytes int64) (list []shared.Victim) {
 	return list
 }
 
-// accept returns the named entries that can be evicted, until so many bytes are freed.
+// accept returns the named entries that can be evicted, until the given bytes are freed.
 func (r backend) accept(named []uint32, bytes int64) (list []shared.Victim) {
 	for _, slot := range named {
 		if bytes <= 0 {

@@ -226,7 +226,7 @@ func (c *Config) evicts(r *RootConfig) *policy.Handle {
 	return c.Policies.Evict
 }
 
-// SlotsFor returns the most entries that are expected in so many bytes.
+// SlotsFor returns the largest number of entries that is expected in a capacity in bytes.
 func SlotsFor(capacity int64) uint32 {
 	return uint32(max(min(capacity/smallestEntry+1, defaultSlots), min(capacity/usualEntry, 1<<30)))
 }

@@ -29,7 +29,7 @@ const (
 	DiscardUnavailable // in a root that cannot be written or is still being scanned, or stored by a tenant that is not known yet
 )
 
-// discardStep is the most keys that are searched under a root's lock at a time.
+// discardStep is the maximum number of keys that are searched under a root's lock at a time.
 const discardStep = 256
 
 // Discard removes entries with all their pieces, except entries in use and entries that another tenant stored. A copy between

@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
 
-// mostEarly is the most entries that are remembered because they came before their memory was allocated.
+// mostEarly is the maximum number of entries that are remembered because they came before their memory was allocated.
 const mostEarly = 1 << 14
 
 // earlies are entries that belong in a level but were stored in a farther one, because the level's memory was not allocated

@@ -23,8 +23,8 @@ const (
 	// propose victims, and receive the answers of all hosts.
 	creditPolls = 6
 	leastWait   = 2 * time.Second
-	// mostWaiting is the most puts that wait for credit. Further puts are shed at once, because a waiting put blocks others
-	// with keys of the same stripe.
+	// mostWaiting is the maximum number of puts that wait for credit. Further puts are shed at once, because a waiting put
+	// blocks others with keys of the same stripe.
 	mostWaiting = 64
 )
 

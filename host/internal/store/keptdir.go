@@ -93,8 +93,8 @@ func (d *keptDir) loadNamespaces() error {
 	return nil
 }
 
-// readTries is the most times that a namespace's text is read, so that a temporary error does not lose the pieces of the
-// namespace.
+// readTries is the maximum number of times that a namespace's text is read, so that a temporary error does not lose the pieces
+// of the namespace.
 const readTries = 3
 
 func (d *keptDir) loadNamespace(digest kv.Digest) {

@@ -239,7 +239,7 @@ func (w *walk) leave() {
 // held.
 func (r *root) leased() float64 { return r.part(r.Index.Held()) }
 
-// part returns the part of the root that so many entries use.
+// part returns the fraction of the root that the given number of entries uses.
 func (r *root) part(entries uint32) float64 {
 	return float64(entries) / float64(max(1, r.Index.Len())) * r.Account.Taken()
 }

@@ -68,7 +68,7 @@ func (p *Put) isStored() bool {
 const (
 	// leastCompressed is the smallest payload that is compressed. For smaller ones, compression rarely saves a page.
 	leastCompressed = 16 << 10
-	// mostExtents is the most extents of a compressed payload. Readers have a slot of 1 MiB for the head.
+	// mostExtents is the maximum number of extents of a compressed payload. Readers have a slot of 1 MiB for the head.
 	mostExtents = 32 << 10
 )
 
@@ -83,7 +83,7 @@ func (p *Put) FileBytes() int64 {
 	return p.DataOffset() + pieceformat.Padded(p.class.Plan.PayloadBytes())
 }
 
-// maxObstacles is the most times that a put tries to get a name that is taken or blocked.
+// maxObstacles is the maximum number of times that a put tries to get a name that is taken or blocked.
 const maxObstacles = 4
 
 // File returns the named temporary. The first call opens it: the file of a victim if the put has one, and a new file otherwise.

@@ -12,7 +12,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Limits of the measurement of read speed: so many files at a time, and no longer than needed. The disks of virtual machines
+// Limits of the measurement of read speed. The disks of virtual machines
 // often grant a burst at many times their speed after a pause, so reads within speedBurst of the start do not count.
 const (
 	speedReaders = 8
@@ -126,7 +126,7 @@ func (r *root) readFor(ctx context.Context, name string, part []byte, read func(
 	}
 }
 
-// somePieces returns the files of at most so many entries.
+// somePieces returns the files of some entries, at most the given number.
 func (r *root) somePieces(most int) (names []string) {
 	r.Lock()
 	defer r.Unlock()

@@ -13,7 +13,7 @@ import (
 type reservation struct {
 	capacity.Want
 	slot     bool         // a slot is needed as well
-	spares   uint32       // spare entries without a copy in the next level that have at least so many hits; 0 spares none
+	spares   uint32       // least number of hits at which an entry without a copy in the next level is spared; 0 spares none
 	reuseFor *Put         // put that may reuse the file of a victim; may be nil
 	enter    func() error // called with the lock held once everything is reserved; if it fails, nothing stays reserved
 }

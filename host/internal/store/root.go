@@ -311,7 +311,7 @@ func (r *root) notLocked(err error) error {
 	return fmt.Errorf("store: root %s: %w", r.Path, err)
 }
 
-// holds reports whether a root in service has an entry in a state.
+// holds reports whether one of the roots that are in service has an entry in the given state.
 func holds(roots []*root, fp uint64, state uint8) bool {
 	for _, r := range roots {
 		if !r.Health.Serves() {
@@ -327,7 +327,7 @@ func holds(roots []*root, fp uint64, state uint8) bool {
 	return false
 }
 
-// isAllocating reports whether the memory for so many more bytes is still being allocated.
+// isAllocating reports whether the index memory for another put of the given bytes is still being allocated.
 func (r *root) isAllocating(bytes int64) bool {
 	there, more := r.allocated()
 	return more && r.Account.Figures().Used+bytes > there

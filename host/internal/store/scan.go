@@ -247,7 +247,7 @@ func (r *recovery) met(rel string, but map[string]int64) bool {
 	return true
 }
 
-// lateLooks is the most files and directories that one call of again examines.
+// lateLooks is the maximum number of files and directories that one call of again examines.
 const lateLooks = 16
 
 // again examines some of the files that the scan could not read. It is a part of the root's upkeep.

@@ -97,7 +97,7 @@ type evicted struct {
 	behind  bool  // the remaining entries have no copy in the next level yet
 }
 
-// evictSome evicts entries that the policy names, until so many bytes are freed. The turn must be held. If tenant is not None,
+// evictSome evicts entries that the policy names, until the given bytes are freed. The turn must be held. If tenant is not None,
 // only entries of the tenant are evicted. reuseFor may get one of the files. If there is a next level and spares is not 0,
 // entries without a copy there and with at least spares hits stay.
 func (c *sole) evictSome(bytes int64, tenant uint32, reuseFor *Put, spares uint32) (got evicted) {

@@ -85,7 +85,7 @@ type PolicyStats struct {
 	policy.Stats
 	Name       string
 	Version    string
-	Root       string // root of an evict policy
+	Root       string // root that the evict policy serves; empty for other policies
 	Since      time.Time
 	Quarantine error            // why the module is not started any more; nil if it is
 	Counters   map[string]int64 // counters of the module, over all instances and roles

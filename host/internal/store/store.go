@@ -218,7 +218,7 @@ func (s *Store) tellRoots() {
 	s.catalog.SetRoots(facts)
 }
 
-// factsEvery is the most age of the place policy's facts in nanoseconds.
+// factsEvery is the maximum age of the place policy's facts in nanoseconds.
 const factsEvery = int64(time.Second)
 
 // refreshFacts gives the place policy new facts if its facts are too old.
@@ -247,7 +247,7 @@ func (s *Store) admissionFault(err error) {
 	s.admitFault.Do(func() { s.log.Error("admit policy failed; everything is admitted", "error", err) })
 }
 
-// keptChanges is the most changes that a reader may be behind. They take about 8 MB once there is a reader.
+// keptChanges is the maximum number of changes that a reader may be behind. They take about 8 MB once there is a reader.
 const keptChanges = 1 << 16
 
 // Changes returns the log of entries that become resident and of those that leave. Entries of a root that is out of service

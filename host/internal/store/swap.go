@@ -224,7 +224,7 @@ func (s *Store) sizes(next *Config) (list []evictor.Size, err error) {
 	return list, nil
 }
 
-// acts reports whether a policy is the wanted one.
+// acts reports whether now is the policy that the configuration asks for. wanted is nil for the built-in policy.
 func acts(now *evictor.Policy, wanted *policy.Handle) bool {
 	if wanted == nil {
 		return now.Module.Digest() == policy.Builtin(abi.RoleEvict).Digest()

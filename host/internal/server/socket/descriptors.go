@@ -21,7 +21,7 @@ import (
 // DescriptorTimeout is the longest time for a descriptor to arrive, after the connection or after the previous descriptor.
 const DescriptorTimeout = 5 * time.Second
 
-// mostRights is the most descriptors that are accepted from a message. A valid message has one.
+// mostRights is the maximum number of descriptors that are accepted from a message. A valid message has one.
 const mostRights = budget.DescriptorFiles - 1
 
 // Descriptors serves the descriptor socket. It passes each received descriptor to its session.

@@ -41,7 +41,7 @@ func (p Peer) Stream() (over func(), err error) {
 	return p.arriving.Holder().StreamOver, nil
 }
 
-// Answer charges the peer's connection for an answer of so many bytes until the answer is written.
+// Answer charges the peer's connection for an answer of size bytes until the answer is written.
 func (p Peer) Answer(size int) error {
 	if p.arriving == nil { // a call by the host itself
 		return nil

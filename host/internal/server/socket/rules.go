@@ -48,7 +48,7 @@ func (r Rules) Private(tenant uint32) bool {
 	return r.of(tenant, func(t *Tenants) bool { return t.Private }).Private
 }
 
-// Sessions returns the most sessions of a tenant. 0 means no limit.
+// Sessions returns the maximum number of sessions of a tenant. 0 means no limit.
 func (r Rules) Sessions(tenant uint32) int {
 	return r.of(tenant, func(t *Tenants) bool { return t.Sessions > 0 }).Sessions
 }

@@ -269,8 +269,8 @@ func (a *Account) check() {
 
 // The following methods track the space on the file system.
 
-// freshness is the most age of a measurement that a put relies on. A measurement does not show the writes of others since then.
-// The root's own writes are in the account.
+// freshness is the maximum age of a measurement that a put relies on. A measurement does not show the writes of others since
+// then. The root's own writes are in the account.
 const freshness = 100 * time.Millisecond
 
 // Floor reports whether bytes must be left free, so that the file system must be measured.

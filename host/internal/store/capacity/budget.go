@@ -23,7 +23,7 @@ type Budget struct {
 	mu    sync.Mutex
 	day   int64
 	spent int64
-	ahead int64    // count in the file
+	ahead int64    // count that the file holds; spent may not exceed it before the file is written again
 	seen  []uint32 // doorkeeper: one fingerprint for each value of the low bits, each requested once; nil until saving begins
 
 	saving sync.Mutex // held while the file is written; taken before mu
@@ -45,7 +45,7 @@ const (
 // Charge is an amount taken from the budget of one day.
 type Charge struct{ Day, Bytes int64 }
 
-// NewBudget returns a budget of so many bytes a day. 0 means no limit.
+// NewBudget returns a budget of daily bytes a day. 0 means no limit.
 func NewBudget(daily int64, now func() time.Time, file BudgetFile) *Budget {
 	b := &Budget{now: now, file: file}
 	b.daily.Store(daily)
@@ -200,7 +200,7 @@ func (b *Budget) SaveExact() error {
 	return b.save(0)
 }
 
-// save writes the count plus so many bytes. b.saving must be held.
+// save writes the count plus more bytes. b.saving must be held.
 func (b *Budget) save(more int64) error {
 	b.mu.Lock()
 	b.turn()

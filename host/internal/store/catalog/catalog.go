@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// MaxNamespaces is the most namespaces that one run can number.
+// MaxNamespaces is the maximum number of namespaces that one run can number.
 const MaxNamespaces = 4096
 
 // Roots are the roots in which the catalog stores files that a later run needs to read pieces.

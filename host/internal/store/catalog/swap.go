@@ -58,7 +58,7 @@ func (c *Catalog) PrepareSwap(
 
 // PrepareRebind prepares new bindings. It opens the policies that are not running yet, tells them about their namespaces, and
 // creates the classes for new pieces. The caller must call Commit or Abandon afterwards, even after an error, and hold Lock
-// until then. maxState is the most bytes of state that an admit policy may hand over.
+// until then. maxState is the maximum number of bytes of state that an admit policy may hand over.
 func (c *Catalog) PrepareRebind(ctx context.Context, p *Policies, maxState uint32) (*Swap, error) {
 	var all [abi.Roles][]wish
 	for _, role := range []abi.Role{abi.RoleAdmit, abi.RoleLayout, abi.RolePlace} {

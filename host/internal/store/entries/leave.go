@@ -326,7 +326,7 @@ func (s *Moves) granted(slot uint32, e *index.Entry, first bool) {
 	}
 }
 
-// Hits counts by slot the lookups that were granted an entry since it became resident, at most 254. Repeated lookups of a
+// Hits counts, for the entry in each slot, the lookups that found it since it became resident, at most 254. Repeated lookups of a
 // request count once. The counts are lost at a restart. It is guarded by the set's lock.
 type Hits struct {
 	of []uint8 // hits or taken, by slot; nil if hits are not counted

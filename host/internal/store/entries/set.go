@@ -35,7 +35,7 @@ type Set struct {
 	Count   Counters
 	Moves   Moves
 	Hits    Hits
-	// Prefetched are the copies that were made here at the request of a lookup.
+	// Prefetched holds the entries that were copied to this level at the request of a lookup.
 	Prefetched Prefetched
 	// Touched receives the fingerprints of entries that lookups touch. It may be nil.
 	Touched func(fp uint64)
@@ -164,7 +164,7 @@ func (s *Set) InFlight() int { return len(s.flights) }
 // Complete returns the number of complete entries.
 func (s *Set) Complete() int64 { return s.complete }
 
-// Reach returns the most entries that [Raise] can allow. It takes the lock.
+// Reach returns the maximum number of entries that [Raise] can allow. It takes the lock.
 func Reach(s *Set) uint32 {
 	s.Lock()
 	defer s.Unlock()

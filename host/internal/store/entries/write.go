@@ -94,7 +94,7 @@ func (s *Set) Join(
 	}
 }
 
-// Extend reserves another piece of an entry. Its bytes must be in the account.
+// Extend reserves another piece of an entry. The caller must have reserved the bytes of the piece in the account.
 func (s *Set) Extend(slot, rank uint32, bytes int64) {
 	s.Index.Resize(slot, bytes)
 	s.Index.ReservePieces(slot, 1<<rank)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// MaxVictims is the most victims in one answer of the policy.
+// MaxVictims is the maximum number of victims in one answer of the policy.
 const MaxVictims = 256
 
 // Host is the interface of an evictor to its root.
@@ -58,7 +58,7 @@ type Evictor struct {
 	policy    *policy.Evict
 	active    *Policy      // module of policy
 	fallback  *recency     // answers while the policy is down; nil otherwise
-	instead   recency      // answers if the policy names no evictable entry
+	instead   recency      // chooses a victim if the policy names no evictable entry
 	candidate *candidate   // policy that is about to take over, or nil
 	past      policy.Stats // statistics of earlier instances of the active policy
 	scanning  bool         // a scan is running, so the policy is told nothing
@@ -157,7 +157,7 @@ func (v *Evictor) fits(slot, tenant uint32) bool {
 
 func (v *Evictor) tenant(slot uint32) uint32 { return v.cfg.Host.Tenant(v.x.Owner(slot).Tenant) }
 
-// Victims names entries to evict, best first, for so many bytes. If tenant is not None, it names only entries of the tenant.
+// Victims names entries to evict that free the given bytes, best first. If tenant is not None, it names only entries of the tenant.
 // evict must begin to evict the entry, so that it is no longer evictable afterwards. If the policy names no evictable entry
 // although there is one, the least recently touched entries are evicted.
 func (v *Evictor) Victims(bytes int64, tenant uint32, evict func(slot uint32)) {
@@ -175,7 +175,7 @@ func (v *Evictor) Victims(bytes int64, tenant uint32, evict func(slot uint32)) {
 	accept(v, v.named[:v.Instead(ask, v.named[:])], bytes, tenant, evict)
 }
 
-// accept evicts the named entries that can be evicted, until so many bytes are freed. It returns the bytes that are left to
+// accept evicts the named entries that can be evicted, until the given bytes are freed. It returns the bytes that are left to
 // free.
 func accept(v *Evictor, named []uint32, bytes int64, tenant uint32, evict func(slot uint32)) (left int64) {
 	for _, slot := range named {
@@ -233,7 +233,7 @@ func (v *Evictor) Fail(cause error) {
 	failed := v.active
 	verdict, pause := failed.Module.Failed(abi.RoleEvict, cause)
 	if verdict == policy.Halt {
-		return // every call fails until the host has stopped
+		return // the host stops, and every call of the policy fails until then
 	}
 	v.cfg.Log.Error("evict policy failed: least recently used chunks are evicted until it is restarted",
 		"policy", failed.Label, "error", cause)

@@ -28,9 +28,9 @@ func (m Method) String() string {
 	return "replay"
 }
 
-// MaxHandoverState is the most bytes of state that are taken over. The state is copied under the root's lock, and sessions must
-// not wait for long: lru, as a Go module, takes 3 ms for this size. A policy with more state is told the entries in slices
-// instead.
+// MaxHandoverState is the maximum number of bytes of state that are taken over. The state is copied under the root's lock, and
+// sessions must not wait for long: lru, as a Go module, takes 3 ms for this size. A policy with more state is told the entries
+// in slices instead.
 const MaxHandoverState = 2 << 20
 
 // Handover is a running change of a root's evict policy. There is at most one at a time.

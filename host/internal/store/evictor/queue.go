@@ -40,7 +40,7 @@ func (q *victimQueue) stands(v *Evictor, slot uint32) bool {
 	return v.Evictable(slot) && v.x.At(slot).LastTouch() <= q.horizon
 }
 
-// refill asks for the victims for so many bytes, and for further ones in advance.
+// refill asks the policy for victims that free the given bytes, and for further ones in advance.
 func (q *victimQueue) refill(v *Evictor, bytes int64) {
 	extra := v.policy.VictimsAhead()
 	usual := max(1, v.cfg.Host.Used()/int64(max(1, v.x.Len())))

@@ -12,7 +12,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
-// maxMade is the most times that an operation creates its directory. The directory may be removed each time before it is used.
+// maxMade is the maximum number of times that an operation creates its directory. The directory may be removed each time before
+// it is used.
 const maxMade = 4
 
 // InDir runs an operation that creates the name. If the directory is missing, it creates the directory and tries again.
@@ -111,7 +112,7 @@ func (d *Dir) changed(dir string, came bool) {
 	}
 }
 
-// book adds so many directories to the account. settling must be held.
+// book adds more directories to the account. settling must be held.
 func (d *Dir) book(more int64) {
 	before := d.counting.booked
 	d.counting.booked = max(0, before+more*dirBytes)
@@ -178,7 +179,7 @@ func (d *Dir) read(dir string) map[string]struct{} {
 // noneInside is the number of links of a directory without subdirectories: its name and its entry for itself.
 const noneInside = 2
 
-// maxLasting is the most directories that are remembered as durable.
+// maxLasting is the maximum number of directories that are remembered as durable.
 const maxLasting = 1 << 16
 
 // MakeDir creates a directory below the root. If names are made durable, it makes the names of all its levels durable.

@@ -89,7 +89,7 @@ func (l *Orphans) unclaim(o *Orphan, gone bool) {
 	}
 }
 
-// again lists a file that could not be unlinked and has so many bytes. It books the bytes that no orphan with this name has
+// again lists a file of the given bytes that could not be unlinked. It books the bytes that no orphan with this name has
 // booked yet, and returns them, since the same file may have failed before.
 func (l *Orphans) again(name string, bytes int64) (more int64) {
 	l.dir.account.Add(capacity.Orphans, bytes) // before another goroutine can remove the file

@@ -146,7 +146,7 @@ func (q *Quarantine) Remove(list []Kept) {
 	}
 }
 
-// Shrink removes files, the oldest first, until so many bytes are free. It returns false if there are none.
+// Shrink removes files, the oldest first, until the given bytes are freed. It returns false if there are none.
 func (q *Quarantine) Shrink(bytes int64) bool {
 	q.mu.Lock()
 	var list []Kept

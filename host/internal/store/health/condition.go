@@ -15,7 +15,7 @@ type Condition uint8
 
 // Conditions of a file operation.
 const (
-	Other      Condition = iota // about the bytes, or unknown
+	Other      Condition = iota // an error in the bytes of a file, or an unknown error
 	Gone                        // no file has the name
 	Shortage                    // the process is short of a resource; this is temporary, and nothing was begun
 	NoRoom                      // the file system has no space; nothing was begun

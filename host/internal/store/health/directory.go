@@ -176,7 +176,7 @@ func (d *Directory) lockStands() error {
 // Readable returns an error if the lock file cannot be read. It stands for all files of the root that this host has written.
 func (d *Directory) Readable() error { return ReadThrough(d.monitor.bare, d.lock, 1) }
 
-// ReadThrough reads at most so many bytes of a file and discards them.
+// ReadThrough reads a file up to a number of bytes, and discards them.
 func ReadThrough(fsys staging.FS, name string, most int64) error {
 	f, err := fsys.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
@@ -374,8 +374,8 @@ func mounted(fsys staging.FS, dir string) error {
 	return err
 }
 
-// Clear frees a name that the store needs for its own file or directory from an object of another kind. A link, pipe, socket or
-// device is removed. A file with several names, a file in the place of a directory, and a directory in the place of a file are
+// Clear removes or renames an object that has the name of a file or directory of the store but is of another kind. A link, pipe,
+// socket or device is removed. A file with several names, a file in the place of a directory, and a directory in the place of a file are
 // renamed, because the operator may want them.
 func Clear(fsys staging.FS, name string, directory bool, log *slog.Logger) error {
 	info, err := fsys.Stat(name)

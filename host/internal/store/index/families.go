@@ -5,8 +5,8 @@ package index
 // such as the chunks after a shared system prompt, moves to a set of its own, so that removing an entry costs the same in a
 // large family as in a small one.
 
-// smallFamily is the most children that are stored in the table. It is less than the 32 cells of a fingerprint, which other
-// fingerprints share.
+// smallFamily is the maximum number of children that are stored in the table. It is less than the 32 cells of a fingerprint,
+// which other fingerprints share.
 const smallFamily = 12
 
 // families finds entries by their parent.

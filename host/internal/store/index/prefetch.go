@@ -22,7 +22,7 @@ type Prefetch struct {
 	likely   [ring]uint32  // slots that were found, or None; compared by key only if they had to be
 }
 
-// surelyOne is the most bits of a slot at which tags are long enough that hardly any wrong entry matches.
+// surelyOne is the maximum number of bits of a slot at which tags are long enough that hardly any wrong entry matches.
 const surelyOne = 22
 
 // PrefetchStep is the number of keys that one call of [Prefetch.Run] advances.

@@ -45,7 +45,7 @@ type restoreGroup struct {
 	fps   [PrefetchStep]uint64
 }
 
-// Restore begins to enter records, with room for so many. Nothing else may use the index until End.
+// Restore begins to enter records, and makes room for the given number of entries. Nothing else may use the index until End.
 func (x *Index) Restore(entries int) *Restoring {
 	x.byKey.reserve(entries)
 	x.families.small.reserve(entries)

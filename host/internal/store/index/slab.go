@@ -68,7 +68,7 @@ func (s *slab) Len() uint32 { return s.used }
 // High returns the highest slot ever used plus one.
 func (s *slab) High() uint32 { return s.high }
 
-// Max returns the most entries that the slab may have.
+// Max returns the maximum number of entries that the slab may have.
 func (s *slab) Max() uint32 { return s.max }
 
 // alloc returns the slot of a new entry with this key, or None if all slots are in use.

@@ -207,7 +207,7 @@ func (t *table) rehash(to, from *shard) bool {
 	return true
 }
 
-// reserve makes room for so many entries, spread evenly over the shards.
+// reserve makes room for the given number of entries, spread evenly over the shards.
 func (t *table) reserve(entries int) {
 	each := entries/shardCount*17/15/bucketCells + 1
 	for i := range t.shards {

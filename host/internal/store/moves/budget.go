@@ -72,7 +72,7 @@ type Rate struct {
 // burst is the most unused time that a rate can catch up.
 const burst = 50 * time.Millisecond
 
-// Take waits until so many bytes may be moved.
+// Take waits until n bytes may be moved.
 func (r *Rate) Take(ctx context.Context, n int) error {
 	if r.PerSecond <= 0 {
 		return ctx.Err()
@@ -107,7 +107,7 @@ func (b *budget) yield(ctx context.Context) error {
 	return b.loads.Await(ctx, patience)
 }
 
-// take waits until so many bytes may be moved.
+// take waits until n bytes may be moved.
 func (b *budget) take(ctx context.Context, n int) error {
 	if b.hurry.Load() {
 		return ctx.Err()

@@ -144,8 +144,8 @@ type Copier struct {
 const (
 	// partBytes is the size of a part in bytes.
 	partBytes = 256 << 10
-	// carried is the most bytes of a part that are verified together with the next part: an extent, and the bytes before it in
-	// its first page.
+	// carried is the maximum number of bytes of a part that are verified together with the next part: an extent, and the bytes
+	// before it in its first page.
 	carried     = kv.ExtentBytes + pieceformat.Page
 	bufferBytes = partBytes + carried
 )
@@ -158,7 +158,7 @@ func (c *Copier) recoded() []byte {
 	return c.pages
 }
 
-// take waits until so many bytes may be copied. Several small pieces wait for loads once, as a part of a large piece does.
+// take waits until n bytes may be copied. Several small pieces wait for loads once, as a part of a large piece does.
 func (c *Copier) take(ctx context.Context, n int) error {
 	if c.clear < n {
 		if err := c.budget.yield(ctx); err != nil {

@@ -88,7 +88,7 @@ type Entry struct {
 	tries     int
 }
 
-// mostTries is the most times that a move looks for room.
+// mostTries is the maximum number of times that a move looks for room.
 const mostTries = 8
 
 // Offer asks whether the level wants the entry, and queues the move. If it is not queued, the move is over, and an entry that

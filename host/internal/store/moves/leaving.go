@@ -117,7 +117,7 @@ func (l *Leaving) Through(m entries.Mark) {
 	}
 }
 
-// Evict begins to evict entries until so many bytes are freed. If tenant is not None, it evicts only entries of the tenant.
+// Evict begins to evict the entries of list until the given bytes are freed. If tenant is not None, it evicts only entries of the tenant.
 // Entries that leave go first, and among them those with their copy. If spares is not 0, entries without a copy and with at
 // least spares hits stay. behind is then true if the bytes do not suffice, and some entry will have its copy soon. The set's
 // lock must be held.

@@ -55,7 +55,7 @@ type Config struct {
 	Levels    []int // levels that can be the farther one of a move
 }
 
-// maxWaiting is the most moves that may wait, whatever their size.
+// maxWaiting is the maximum number of moves that may wait, whatever their size.
 const maxWaiting = 1 << 14
 
 const (

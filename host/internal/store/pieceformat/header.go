@@ -81,7 +81,7 @@ const flagNamed = 1
 // Padded rounds n up to whole pages.
 func Padded(n int64) int64 { return (n + Page - 1) &^ (Page - 1) }
 
-// DataOffset returns the offset of the payload in a file with so many extents.
+// DataOffset returns the offset of the payload in a file with the given number of extents.
 func DataOffset(extents int, compressed bool) int64 {
 	if compressed {
 		return Page + Padded(storedBytes*int64(extents))
@@ -221,7 +221,7 @@ func headerSum(page []byte) uint64 {
 	return xxh3.Hash(b[:])
 }
 
-// maxExtents is the most extents of a payload.
+// maxExtents is the maximum number of extents of a payload.
 const maxExtents = kv.MaxPayload/kv.ExtentBytes + kv.MaxSegments
 
 func (h *Header) validate(version uint32) error {

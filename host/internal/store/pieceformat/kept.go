@@ -14,7 +14,7 @@ import (
 const (
 	stateMagic = "kvstate1"
 	stateHead  = 40
-	// MaxState is the most bytes of state that a policy may keep.
+	// MaxState is the maximum number of bytes of state that a policy may keep.
 	MaxState = 1 << 30
 	// MaxStateFile is the largest size of a file with a policy's state.
 	MaxStateFile = stateHead + 2*MaxState

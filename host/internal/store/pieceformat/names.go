@@ -140,7 +140,7 @@ type Name struct {
 	Path string // path below the root
 }
 
-// MaxPath is the most bytes of a path.
+// MaxPath is the maximum number of bytes of a path.
 const MaxPath = policy.MaxPath
 
 // CheckName returns an error if no piece can have this path: it leads out of the root or to a hidden file, is too long, or
