@@ -185,7 +185,7 @@ func (r *joint) scan(ctx context.Context) error {
 	}
 	first := r.firstScan
 	first.order()
-	first.End(ctx, func(booked int64) { // pieces of other hosts were added to it until now
+	first.End(ctx, func(booked int64) { // until now, the member could add pieces of other hosts to the scan
 		r.set.Account.Add(capacity.Orphans, first.Orphaned()-booked)
 		r.overlooked += first.Orphaned()
 		r.firstScan = nil

@@ -68,7 +68,7 @@ type Counters struct {
 // flight is the activity on the files of an entry.
 type flight struct {
 	ranks     uint64 // pieces that are being written
-	copies    uint64 // the part of ranks that is copied from another level
+	copies    uint64 // subset of ranks that are copied from another level
 	unlinking bool   // files are being unlinked
 }
 

@@ -215,7 +215,7 @@ func (d *Directory) Adopt() (empty bool, err error) {
 	d.mu.Lock()
 	was := d.self
 	d.mu.Unlock()
-	// While its lock is held, the files in it can be examined.
+	// The directory is locked while its files are examined.
 	self, err := bare.Lock(d.path)
 	if err != nil {
 		return false, err
