@@ -20,7 +20,7 @@ from test_vllm_memory import BLOCKS, CHUNK, SIZE, TOKENS, Layout, Rig, mla, name
 from vllm.config import ModelConfig  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
 
-from kvhost.vllm import compat, connector  # noqa: E402
+from kvhost.vllm import compat, connector, identity  # noqa: E402
 from kvhost.vllm.orders import ChunkOrder, GroupLoad, LoadOrder, StepOrders  # noqa: E402
 from kvhost.vllm.sizes import Sizes  # noqa: E402
 
@@ -31,20 +31,23 @@ SIZES = (1, 2, 4)
 class Sharded:
     """An engine: the connectors of its ranks, and what each holds of a model with so many KV heads (0: latents)."""
 
-    def __init__(self, make: Callable[..., Rig], name: str, heads: int, ranks: int, tokens_first: bool) -> None:
+    def __init__(
+        self, make: Callable[..., Rig], name: str, heads: int, ranks: int, tokens_first: bool, size: int = SIZE,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.heads, self.ranks = heads, ranks
         local = max(1, heads // ranks)
         self.first = [r * heads // ranks for r in range(ranks)]
         spec: Any = mla(LATENT, torch.float32)
         shape: tuple[int, ...] = (BLOCKS, TOKENS, LATENT)
         if heads:
-            spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=local, head_size=SIZE, dtype=torch.float32)
-            shape = (BLOCKS, local, TOKENS, 2 * SIZE)
+            spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=local, head_size=size, dtype=dtype)
+            shape = (BLOCKS, local, TOKENS, 2 * size)
             if tokens_first:
-                shape = (BLOCKS, TOKENS, local, 2 * SIZE)
+                shape = (BLOCKS, TOKENS, local, 2 * size)
 
         def tensors() -> dict[str, torch.Tensor]:
-            made = {n: torch.empty(shape) for n in names()}
+            made = {n: torch.empty(shape, dtype=dtype) for n in names()}
             return {n: t.transpose(1, 2) for n, t in made.items()} if heads and tokens_first else made
 
         self.rigs = [
@@ -72,6 +75,11 @@ class Sharded:
         for rig in self.rigs:
             if rig.connector._worker._stores_here:  # type: ignore[union-attr]
                 rig.store(key, blocks)
+
+    def hits(self, key: bytes) -> int:
+        first = self.rigs[0]
+        with first.connector._open(0, first.namespace, (0, 0), "scheduler") as session:
+            return session.lookup([key], readers=(1 << self.ranks) - 1).hits
 
     def load(self, key: bytes, blocks: list[int]) -> None:
         """Every block but these keeps its poison."""
@@ -137,6 +145,19 @@ def test_another_model_is_no_hit(make: Callable[..., Rig], monkeypatch: pytest.M
         monkeypatch.setattr(ModelConfig, "get_total_num_kv_heads", lambda self, heads=heads: heads)
         texts.append(str(Sharded(make, "models", heads, 1, tokens_first=False).rigs[0].namespace.message()))
     assert len(set(texts)) == len(texts)
+
+
+def test_another_dtype_head_size_or_rope_is_no_hit(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelConfig, "get_total_num_kv_heads", lambda self: 4)
+    key = os.urandom(32)
+    Sharded(make, "stores", 4, 1, tokens_first=False).store(key, list(range(1, 1 + CHUNK // TOKENS)))
+    assert Sharded(make, "same", 4, 2, tokens_first=False).hits(key) == 1
+    assert Sharded(make, "head size", 4, 2, tokens_first=False, size=2 * SIZE).hits(key) == 0
+    # as many bytes to a head
+    assert Sharded(make, "dtype", 4, 2, tokens_first=False, size=2 * SIZE, dtype=torch.float16).hits(key) == 0
+    same = identity.hf_config
+    monkeypatch.setattr(identity, "hf_config", lambda model: {**same(model), "rope_theta": 12345.0})
+    assert Sharded(make, "rope", 4, 2, tokens_first=False).hits(key) == 0
 
 
 def test_sizes_that_do_not_fit_are_refused(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
