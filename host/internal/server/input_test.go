@@ -126,7 +126,7 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 	p.check(2)
 }
 
-func TestLimits(t *testing.T) {
+func TestSessionLimits(t *testing.T) {
 	r := newRig(t, func(c *Config, _ *store.Config) {
 		c.Limits.Sessions, c.Limits.Leases, c.Limits.Requests, c.Limits.Jobs = 2, 1, 1, 1
 		c.Limits.SessionArena, c.Limits.MessageBytes = 2*planes*arenaBlocks*pageBytes, 64<<10

@@ -76,8 +76,12 @@ func TestFailuresAreTold(t *testing.T) {
 	})
 }
 
-// A slow test is found where it says so at its head, and nowhere else.
+// A slow test is found where it says so at its head, and nowhere else. Those of this checkout have names of their own.
 func TestSlowTestsAreFound(t *testing.T) {
+	if root := testenv.Root(); root != "" {
+		_, err := slowTests(root)
+		testenv.NoError(t, err)
+	}
 	const head = "func TestLong(t *testing.T) {\n\ttestenv.Slow(t)\n}"
 	for name, c := range map[string]struct {
 		files map[string]string
