@@ -64,7 +64,6 @@ type helper struct {
 var goneFlags = map[string]string{
 	"sim --hosts":         "; it is gone: it promised more hits than hosts have that lend to each other (docs/peers.md has what they had)",
 	"sim --deal":          "; it is gone with --hosts",
-	"sim --csv":           "; it is gone: --json has the same values",
 	"sim --parallel":      "; it is gone: GOMAXPROCS in the environment is the number of runs at a time",
 	"replay --page-bytes": "; it is gone: a page has 16KiB, or is the whole of a smaller chunk",
 	"replay --layers":     "; it is gone: there are two layers, or one where the number of pages is odd",

@@ -24,6 +24,7 @@ type simFlags struct {
 	policyDir  string
 	capacities []string
 	asJSON     bool
+	asCSV      bool
 	quiet      bool
 	chunkBytes string
 	ratio      float64
@@ -87,6 +88,7 @@ numbering its chunks and compiling the modules.`,
 	fl.StringSliceVar(&f.capacities, "capacity", []string{"1%", "5%", "10%", "20%", "50%"},
 		"capacities, separated by commas")
 	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array instead of tables")
+	fl.BoolVar(&f.asCSV, "csv", false, "print a line of values for each result instead of tables, with the fields of --json")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
 	fl.StringVar(&f.chunkBytes, "chunk-bytes", "",
 		"size of a chunk, for policies and capacities in bytes, which require it (default 4KiB, with levels 64MiB)")
@@ -147,7 +149,7 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	}
 	loaded := time.Since(started)
 	err = simulate(f, g.Accesses(), &g.Options, func() (*sim.Outcome, error) { return g.Run(ctx) }, func(o *sim.Outcome) any { return o.Results })
-	if err != nil || f.asJSON || f.step != nil {
+	if err != nil || f.asJSON || f.asCSV || f.step != nil {
 		return err
 	}
 	total := time.Since(started)
@@ -171,6 +173,8 @@ func simulate[O interface{ WriteTable(io.Writer) error }](f *simFlags, accesses 
 		return err
 	case f.asJSON:
 		return writeJSON(stdout, results(o))
+	case f.asCSV:
+		return sim.WriteCSV(stdout, results(o))
 	}
 	return o.WriteTable(stdout)
 }

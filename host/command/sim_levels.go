@@ -40,6 +40,9 @@ func (f *levelFlags) on() bool { return len(f.capacities) > 0 }
 
 // check finds flags that make no sense together. changed tells which were given.
 func (f *simFlags) check(changed func(string) bool) error {
+	if f.asJSON && f.asCSV {
+		return errors.New("sim: want --json or --csv")
+	}
 	if f.levels.on() {
 		for _, name := range []string{"capacity", "compression-ratio"} {
 			if changed(name) {

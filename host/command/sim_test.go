@@ -101,7 +101,7 @@ func TestSimExitCodes(t *testing.T) {
 		{"a bad capacity", []string{"--trace", path, "--capacity", "0%"}, exitUsage, `"0%"`},
 		{"hosts, which it had", []string{"--trace", path, "--hosts", "8"}, exitUsage, "it is gone: "},
 		{"a bad ratio", []string{"--trace", path, "--compression-ratio", "0.5"}, exitUsage, "compression ratio 0.5"},
-		{"a level without a speed", []string{"--trace", path, "--level", "0=2%,1=5%", "--cost", "0=50"}, exitUsage, "level 1 loads at"},
+		{"a level without a speed", []string{"--trace", path, "--level", "0=2%,1=5%", "--cost", "0=50"}, exitUsage, "no speed of level 1"},
 		{"a speed without a level", []string{"--trace", path, "--cost", "0=50"}, exitUsage, "--cost wants --level"},
 		{"levels and capacities", []string{"--trace", path, "--level", "0=2%", "--cost", "0=50", "--capacity", "5%"}, exitUsage,
 			"--capacity does not go with --level"},

@@ -3,6 +3,8 @@ package sim
 import (
 	"bytes"
 	"context"
+	"encoding/csv"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -12,6 +14,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -462,5 +466,46 @@ func golden(t *testing.T, file string, got []byte) {
 	testenv.OK(t, err)
 	if !bytes.Equal(got, want) {
 		t.Errorf("%s: run with -update if this is meant:\n%s", file, got)
+	}
+}
+
+// CSV has what JSON has, a column for each value.
+func TestWriteCSV(t *testing.T) {
+	for name, results := range map[string]any{
+		"plain":  outcome(t, grid(t, generated(t, 120))).Results,
+		"levels": levelOutcome(t, levelGrid(t, generated(t, 120), "lru", "2%", "10%")).Results,
+	} {
+		var text bytes.Buffer
+		testenv.OK(t, WriteCSV(&text, results))
+		lines, err := csv.NewReader(&text).ReadAll()
+		testenv.OK(t, err)
+		marshalled, err := json.Marshal(results)
+		testenv.OK(t, err)
+		var want []map[string]any
+		d := json.NewDecoder(bytes.NewReader(marshalled))
+		d.UseNumber()
+		testenv.OK(t, d.Decode(&want))
+		if len(lines) != len(want)+1 {
+			t.Fatalf("%s: %d lines of %d results", name, len(lines), len(want))
+		}
+		for i, values := range lines[1:] {
+			for j, column := range lines[0] {
+				var at any = want[i]
+				for part := range strings.SplitSeq(column, ".") {
+					if list, ok := at.([]any); ok {
+						n, err := strconv.Atoi(part)
+						testenv.OK(t, err)
+						at = list[n]
+					} else {
+						at = at.(map[string]any)[part]
+					}
+				}
+				a, errA := strconv.ParseFloat(values[j], 64)
+				b, errB := strconv.ParseFloat(fmt.Sprint(at), 64)
+				if fmt.Sprint(at) != values[j] && (errA != nil || errB != nil || a != b) {
+					t.Errorf("%s: %s of line %d is %s, JSON has %v", name, column, i, values[j], at)
+				}
+			}
+		}
 	}
 }

@@ -1,9 +1,11 @@
 package sim
 
 import (
+	"encoding/csv"
 	"fmt"
 	"io"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -45,6 +47,35 @@ func seconds(s float64) string {
 		decimals++
 	}
 	return strconv.FormatFloat(s, 'f', decimals, 64) + " s"
+}
+
+// WriteCSV prints a slice of results: a column for each value, named as in JSON, with dots before what is within.
+func WriteCSV(out io.Writer, results any) error {
+	w, rows := csv.NewWriter(out), reflect.ValueOf(results)
+	for i := range rows.Len() {
+		var names, values []string
+		var add func(name string, v reflect.Value)
+		add = func(name string, v reflect.Value) {
+			switch v.Kind() {
+			case reflect.Struct:
+				for j := range v.NumField() {
+					add(name+"."+v.Type().Field(j).Tag.Get("json"), v.Field(j))
+				}
+			case reflect.Slice:
+				for j := range v.Len() {
+					add(name+"."+strconv.Itoa(j), v.Index(j))
+				}
+			default:
+				names, values = append(names, name[1:]), append(values, fmt.Sprint(v))
+			}
+		}
+		if add("", rows.Index(i)); i == 0 {
+			w.Write(names) // Flush keeps the error
+		}
+		w.Write(values)
+	}
+	w.Flush()
+	return w.Error()
 }
 
 // block is one table: a row per policy, a column per capacity.
