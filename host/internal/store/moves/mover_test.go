@@ -181,12 +181,15 @@ func TestLevelThatStalls(t *testing.T) {
 }
 
 // stubborn is a move that always wants to be run again.
-type stubborn struct{ runs, shed atomic.Int64 }
+type stubborn struct {
+	runs, shed atomic.Int64
+	gone       atomic.Bool
+}
 
 func (v *stubborn) Bytes() int64                      { return 1 }
 func (v *stubborn) Level() int                        { return 0 }
 func (v *stubborn) Value() float64                    { return 1 }
-func (v *stubborn) Cancelled() bool                   { return false }
+func (v *stubborn) Cancelled() bool                   { return v.gone.Load() }
 func (v *stubborn) Shed()                             { v.shed.Add(1) }
 func (v *stubborn) Run(context.Context, *Copier) bool { v.runs.Add(1); return true }
 
@@ -209,9 +212,40 @@ func TestMoveAgain(t *testing.T) {
 		}
 		end <- struct{}{}
 		must(t, m.Settle(t.Context(), func() {}))
+		if n, bytes := m.InFlight(); n != 0 || bytes != 0 {
+			t.Errorf("%d moves and %d bytes are in flight after both have ended, want none", n, bytes)
+		}
 		stop()
 		if v.runs.Load() != 2 || v.shed.Load() != 1 {
 			t.Errorf("run %d times and shed %d times, want 2 and 1", v.runs.Load(), v.shed.Load())
+		}
+	})
+}
+
+// TestPruneOfAMoveThatWaitsAgain: a move that waits for another is shed once it is no longer wanted.
+func TestPruneOfAMoveThatWaitsAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, stop := started(t, Config{Workers: 2})
+		begun, end := make(chan struct{}), make(chan struct{})
+		var run, shed atomic.Int64
+		m.Offer(&task{bytes: 1, begun: begun, end: end, run: &run, shed: &shed})
+		<-begun
+		var v stubborn
+		m.Offer(&v)
+		synctest.Wait()
+		if m.Prune(); v.shed.Load() != 0 {
+			t.Error("a move that is wanted is shed")
+		}
+		v.gone.Store(true)
+		m.Prune()
+		if n, bytes := m.InFlight(); v.shed.Load() != 1 || n != 1 || bytes != 0 {
+			t.Errorf("it is shed %d times, and %d moves and %d bytes are in flight, want 1, and the other move", v.shed.Load(), n, bytes)
+		}
+		end <- struct{}{}
+		must(t, m.Settle(t.Context(), func() {}))
+		stop()
+		if v.runs.Load() != 1 || v.shed.Load() != 1 || run.Load() != 1 || shed.Load() != 0 {
+			t.Errorf("it ran %d times and is shed %d times, want once each", v.runs.Load(), v.shed.Load())
 		}
 	})
 }
