@@ -409,7 +409,7 @@ def test_answers_wait_for_the_end_of_the_host(path: str, seed: bytes, monkeypatc
     """What a job holds is given back when nothing of the host's can write to it any more."""
     said: list[str] = []
     with kvhost.Session(path, "ends-" + seed.hex(), namespace()) as s:
-        monkeypatch.setattr(s._stream._host, "await_end", lambda seconds: said.append("the process has ended"))
+        monkeypatch.setattr(s._stream.host, "await_end", lambda seconds: said.append("the process has ended"))
         s._stream._calls[1 << 40] = lambda m: said.append(type(m).__name__) or True
         s._stream._responses.cancel()  # the connection breaks
         assert s._stream.ended.wait(left())

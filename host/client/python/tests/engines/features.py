@@ -94,7 +94,7 @@ def table() -> str:
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
     for feature, cells in TABLE.items():
         lines.append(f"| {feature} | " + " | ".join(answer for cell in cells for answer in cell.answers) + " |")
-    return "\n".join([*lines, "", "*bytes*: with caches that the test makes, as vLLM for processors does not."]) + "\n"
+    return "\n".join([*lines, "", "*bytes*: tested with caches that the test makes, since vLLM for processors makes none."]) + "\n"
 
 
 try:
