@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from processes import DEADLINE
+from processes import DEADLINE, wait_for
 
 HERE = Path(__file__).resolve().parent
 #: SGLang's tree in Rust is built for another torch than the one that runs on processors.
@@ -57,11 +57,15 @@ class Engine:
         return list(self._answer())
 
     def flush(self) -> None:
-        """SGLang's own cache is empty."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"flush": True}) + "\n")
-        self._process.stdin.flush()
-        assert self._answer() is True, "want the cache flushed: a request runs"
+        """SGLang's own cache is empty. SGLang refuses that until what a request has to store is stored or taken back."""
+
+        def flushed() -> bool:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps({"flush": True}) + "\n")
+            self._process.stdin.flush()
+            return bool(self._answer())
+
+        wait_for("SGLang's cache is flushed", flushed)
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
