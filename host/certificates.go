@@ -23,7 +23,8 @@ type certificate struct {
 	from, until   time.Time
 }
 
-// certificates are all that a configuration names, each read again when it was renewed. Who uses a file says why it cannot be read.
+// certificates returns the certificates that a configuration names. Each is read again when its file has changed. An unreadable file is
+// reported where it is used, not here.
 func certificates(c *config.Config) (list []*regular.Renewed[certificate]) {
 	add := func(setting, file string, bundle bool) {
 		if file != "" {

@@ -8,14 +8,14 @@ import (
 	"github.com/kvhost/kvhost/host/internal/peers"
 )
 
-// What a host has where its max_memory has room for it, and the fewest sessions that it has of its own accord.
+// Defaults of a host with enough max_memory, and the smallest default of sessions.
 const (
 	stagingMemory = 512 << 20
 	mostSessions  = 1024
 	leastSessions = 16
 )
 
-// OnMachine is a configuration with numbers for what it leaves to a machine, or a control group, of so much memory.
+// OnMachine returns a copy of the configuration in which each size that follows from the memory of the machine, or of its control group, is set.
 func OnMachine(c *config.Config, bytes int64) *config.Config {
 	c = c.Clone()
 	if c.PolicyMemory == 0 {
@@ -40,8 +40,8 @@ func OnMachine(c *config.Config, bytes int64) *config.Config {
 	return c
 }
 
-// divided divides a limit: the host's own is staging slots, messages that no session has yet, and what other hosts may have this one hold. The
-// rest is the sessions'.
+// divided splits a limit in bytes. The host's own part is for staging slots, messages that no session has yet, and what other hosts may make
+// this host hold. The rest is for sessions.
 func divided(c *config.Config, limit int64) (own, sessions int64) {
 	own = c.Engine.MaxStagingMemory + budget.ArrivingPart(limit, c.Engine.MaxStagingMemory)
 	if c.Peers.Listen != "" {
@@ -50,7 +50,7 @@ func divided(c *config.Config, limit int64) (own, sessions int64) {
 	return own, limit - own
 }
 
-// leastOf is the least max_memory that the other settings leave enough of to each session.
+// leastOf returns the smallest max_memory with which each session gets its minimum under the other settings.
 func leastOf(c *config.Config) int64 {
 	need := 2 * budget.LeastMemory * int64(c.Session.MaxSessions)
 	limit := need

@@ -39,7 +39,7 @@ func TestOnMachine(t *testing.T) {
 			t.Errorf("%s: numbers become others: %+v", name, again)
 		}
 		if _, _, err := memoryBudgets(got); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: the numbers leave no memory to sessions: %v", name, err)
 		}
 	}
 }

@@ -2,13 +2,13 @@ package staging
 
 import "sync"
 
-// Signal wakes all that wait for room once some has come. Its zero value is ready for use, by several goroutines.
+// Signal wakes all goroutines that wait for room once there is some. Its zero value is ready, and it is safe for concurrent use.
 type Signal struct {
 	mu   sync.Mutex
 	wait chan struct{} // nil: nothing waits
 }
 
-// Next is closed by the next [Signal.Send]. Who waits for room takes it before it looks for room.
+// Next returns a channel that the next [Signal.Send] closes. Take it before you look for room, or a Send between the two is missed.
 func (s *Signal) Next() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -18,7 +18,7 @@ func (s *Signal) Next() <-chan struct{} {
 	return s.wait
 }
 
-// Send wakes all that wait.
+// Send wakes all waiting goroutines.
 func (s *Signal) Send() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

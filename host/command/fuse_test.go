@@ -60,11 +60,7 @@ const fuseChunks = 20
 func TestRootOnFUSE(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	testenv.Need(t, testenv.FUSE)
-	seed := *fuseSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-fuse.seed=%d", seed)
+	seed := testenv.Seed(t, "fuse.seed", *fuseSeed)
 	rng := rand.New(rand.NewPCG(seed, 3))
 	f := &fuseRoot{T: t, rng: rng, under: t.TempDir(), dir: t.TempDir(), tally: testenv.NewTally(t, "fuse")}
 	f.mount()

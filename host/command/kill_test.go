@@ -153,11 +153,7 @@ var (
 // and what the host says it holds is what the disk holds.
 func TestKillRounds(t *testing.T) {
 	t.Parallel() // it waits more than it works
-	seed := *killSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-kill.seed=%d", seed)
+	seed := testenv.Seed(t, "kill.seed", *killSeed)
 	rng := rand.New(rand.NewPCG(seed, 9))
 	dir := testenv.Dir(t)
 	call, trap := filepath.Join(dir, "call.wasm"), filepath.Join(dir, "trap.wasm")

@@ -3,7 +3,6 @@ package command
 import (
 	"fmt"
 	"io/fs"
-	"math/bits"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -11,7 +10,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
@@ -27,11 +25,7 @@ const sizesToKill = 8
 // pieces are there, and load what was stored; a damaged piece fails its chunk, first of all for a rank that has its unit.
 func TestKillRoundsOfSizes(t *testing.T) {
 	t.Parallel() // it waits more than it works
-	seed := *killSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-kill.seed=%d", seed)
+	seed := testenv.Seed(t, "kill.seed", *killSeed)
 	rng := rand.New(rand.NewPCG(seed, 56))
 	s := &killSizes{T: t, rng: rng, dir: shortDir(t), model: sizestest.Model{Heads: 8, Units: 4}}
 	tally := testenv.NewTally(t, "kills-of-sizes")
@@ -196,17 +190,11 @@ func (s *killSizes) pieces() (list []string) {
 
 // whole is the chunks of which all pieces are there.
 func (s *killSizes) whole() map[kv.Key]bool {
-	there, list := map[kv.Key]uint64{}, map[kv.Key]bool{}
+	units := map[kv.Key]uint64{}
 	for _, name := range s.pieces() {
 		if h, ok := headerOf(name); ok {
-			there[h.Key] |= 1 << h.Rank
-			list[h.Key] = bits.OnesCount64(there[h.Key]) == s.model.Units
+			units[h.Key] |= 1 << h.Rank
 		}
 	}
-	for key, all := range list {
-		if !all {
-			delete(list, key)
-		}
-	}
-	return list
+	return s.model.Whole(units)
 }

@@ -220,10 +220,7 @@ func TestLiarsByNIXL(t *testing.T) {
 	for seed := range uint64(2) {
 		run(seed)
 	}
-	seed := uint64(time.Now().UnixNano())
-	for end := time.Now().Add(*nixlLiars); *nixlLiars > 0 && time.Now().Before(end) && run(seed); {
-		seed++
-	}
+	testenv.FreshSeeds(*nixlLiars, run)
 }
 
 // putOwn stores chunk n, whose bytes say which it is.

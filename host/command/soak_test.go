@@ -46,11 +46,7 @@ type soakHost struct {
 func TestSoak(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	tally := testenv.NewTally(t, "soak")
-	seed := *soakSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-soak.seed=%d", seed)
+	seed := testenv.Seed(t, "soak.seed", *soakSeed)
 	random := rand.New(rand.NewPCG(seed, 54))
 	dir := shortDir(t)
 

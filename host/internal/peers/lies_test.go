@@ -235,8 +235,5 @@ func TestLiars(t *testing.T) {
 	for seed := range uint64(8) {
 		run(seed)
 	}
-	seed := uint64(time.Now().UnixNano())
-	for end := time.Now().Add(*liarsTime); *liarsTime > 0 && time.Now().Before(end) && run(seed); {
-		seed++
-	}
+	testenv.FreshSeeds(*liarsTime, run)
 }

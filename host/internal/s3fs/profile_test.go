@@ -2,12 +2,9 @@ package s3fs
 
 import (
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 )
 
@@ -20,17 +17,7 @@ func TestProfileIsRenewed(t *testing.T) {
 	}
 	t.Setenv("AWS_CONFIG_FILE", filepath.Join(t.TempDir(), "none"))
 	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", file)
-	var mu sync.Mutex
-	by := map[string]string{} // keys of requests, by the names that they ask for
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, key, _ := strings.Cut(r.Header.Get("Authorization"), "Credential=")
-		key, _, _ = strings.Cut(key, "/")
-		mu.Lock()
-		by[filepath.Base(r.URL.Path)+" "+key] = key
-		mu.Unlock()
-		w.WriteHeader(http.StatusNotFound)
-	}))
-	defer server.Close()
+	server := startAskers(t)
 	pair := func(key string) string {
 		return "[default]\naws_access_key_id = " + key + "\naws_secret_access_key = secret\n"
 	}
@@ -39,29 +26,9 @@ func TestProfileIsRenewed(t *testing.T) {
 	must(t, err)
 	signed := func(step string) string {
 		_, _ = f.Stat(top + "/" + step) // there is no such object
-		mu.Lock()
-		defer mu.Unlock()
-		keys := ""
-		for name, key := range by {
-			if strings.HasPrefix(name, step+" ") {
-				keys += "<" + key + ">"
-			}
-		}
-		return keys
+		return server.of(step)
 	}
-	stop, load := make(chan struct{}), sync.WaitGroup{}
-	for range 4 {
-		load.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					_, _ = f.Stat(top + "/load")
-				}
-			}
-		})
-	}
+	end := load(f)
 	before := "<first>"
 	for _, c := range []struct{ step, holds, by string }{
 		{"a", pair("first"), "<first>"}, {"b", pair("second"), "<second>"}, {"c", "[default]\naws_access_key_id = thi", "<second>"},
@@ -86,8 +53,7 @@ func TestProfileIsRenewed(t *testing.T) {
 		}
 		before = c.by
 	}
-	close(stop)
-	load.Wait()
+	end()
 	if got := signed("load"); strings.Contains(got, "<>") {
 		t.Errorf("keys of the load: %s, want no request without one", got)
 	}

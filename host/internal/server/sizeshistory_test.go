@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"math/bits"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -38,9 +37,9 @@ var (
 func TestSizesHistories(t *testing.T) {
 	testenv.Slow(t)
 	tally := testenv.NewTally(t, "sizes")
-	play := func(seed uint64) {
+	play := func(seed uint64) bool {
 		h := &sizesHistory{rng: rand.New(rand.NewPCG(seed, 56)), kind: []string{"own", "directory", "bucket"}[seed%3]}
-		t.Run(fmt.Sprintf("seed=%d/%s", seed, h.kind), func(t *testing.T) {
+		return t.Run(fmt.Sprintf("seed=%d/%s", seed, h.kind), func(t *testing.T) {
 			h.T = t
 			h.run()
 			tally.Add(int64(*sizesOps), int64(h.killed), 1)
@@ -53,9 +52,7 @@ func TestSizesHistories(t *testing.T) {
 	for seed := range uint64(3) {
 		play(seed)
 	}
-	for start, seed := time.Now(), uint64(time.Now().UnixNano()); time.Since(start) < *sizesTime && !t.Failed(); seed++ {
-		play(seed)
-	}
+	testenv.FreshSeeds(*sizesTime, play)
 }
 
 const (
@@ -566,19 +563,13 @@ func (h *sizesHistory) bytes() (sum int64) {
 
 // whole is the chunks of which all pieces are there.
 func (h *sizesHistory) whole() map[kv.Key]bool {
-	pieces := map[kv.Key]uint64{}
+	units := map[kv.Key]uint64{}
 	for _, p := range h.images() {
 		if b, err := p.read(); err == nil {
 			head, err := pieceformat.DecodeHeader(b)
 			testenv.OK(h, err)
-			pieces[head.Key] |= 1 << head.Rank
+			units[head.Key] |= 1 << head.Rank
 		}
 	}
-	list := map[kv.Key]bool{}
-	for key, set := range pieces {
-		if bits.OnesCount64(set) == h.model.Units {
-			list[key] = true
-		}
-	}
-	return list
+	return h.model.Whole(units)
 }

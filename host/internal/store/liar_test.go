@@ -124,10 +124,7 @@ func TestLyingStore(t *testing.T) {
 	for seed := range uint64(2) {
 		run(seed)
 	}
-	seed := uint64(time.Now().UnixNano())
-	for end := time.Now().Add(*liarsTime); *liarsTime > 0 && time.Now().Before(end) && run(seed); {
-		seed++
-	}
+	testenv.FreshSeeds(*liarsTime, run)
 	t.Logf("%d hits near with the liar, %d without it", with, without)
 	if with*10 < without*9 {
 		t.Errorf("%d hits near with the liar, %d without it, want at least nine tenths", with, without)

@@ -297,11 +297,13 @@ func TestModel(t *testing.T) {
 	for seed := uint64(1); seed <= seeds; seed++ {
 		run(seed)
 	}
-	seed := uint64(time.Now().UnixNano())
-	for end := time.Now().Add(*modelTime); *modelTime > 0 && time.Now().Before(end) && run(seed); {
-		seed++
-		seeds++
-	}
+	testenv.FreshSeeds(*modelTime, func(seed uint64) bool {
+		ok := run(seed)
+		if ok {
+			seeds++
+		}
+		return ok
+	})
 	t.Logf("%d evictions, %d members given up, %d reigns", evictions, givenUp, reigns)
 	if evictions < 10*seeds || givenUp < seeds || reigns < 2*seeds {
 		t.Errorf("too little happened: %d evictions, %d members given up, %d reigns", evictions, givenUp, reigns)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math/bits"
 	"math/rand/v2"
 	"testing"
 
@@ -25,7 +26,7 @@ const (
 
 const poison = 0xa5
 
-// Model is what does not differ between engines.
+// Model is what engines of all sizes have in common.
 type Model struct{ Heads, Units int }
 
 // Namespace is that of an engine with so many ranks.
@@ -44,7 +45,18 @@ func (m Model) Has(tensor, rank, unit int) bool {
 	return uint32(unit)-first < count
 }
 
-// Shape is what does.
+// Whole returns the chunks of which all units are there, from the units of each chunk, one bit for each.
+func (m Model) Whole(units map[kv.Key]uint64) map[kv.Key]bool {
+	list := map[kv.Key]bool{}
+	for key, set := range units {
+		if bits.OnesCount64(set) == m.Units {
+			list[key] = true
+		}
+	}
+	return list
+}
+
+// Shape is what differs.
 type Shape struct {
 	Tensor int // ranks
 	Block  int // tokens

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
@@ -289,10 +288,12 @@ func TestHistories(t *testing.T) {
 			p.play(h)
 		}
 	}
-	seed := uint64(time.Now().UnixNano())
-	for end := time.Now().Add(*histories); *histories > 0 && time.Now().Before(end) && !t.Failed(); seed++ {
-		p.play(generate(seed))
-	}
+	testenv.FreshSeeds(*histories, func(seed uint64) bool {
+		if !t.Failed() {
+			p.play(generate(seed))
+		}
+		return !t.Failed()
+	})
 	p.end()
 }
 
