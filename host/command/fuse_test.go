@@ -19,6 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/testkit/fusefs"
 	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 	"github.com/kvhost/kvhost/host/kv"
+	"golang.org/x/sys/unix"
 )
 
 var (
@@ -126,7 +127,30 @@ func (f *fuseRoot) suffer(rules string) {
 	testenv.OK(f, f.m.Set(rules))
 	f.requests(rules)
 	testenv.OK(f, f.m.Set(""))
+	testenv.Until(f, "the kernel forgets directories that are gone", func() bool { return !f.remembers() })
 	f.recovers(rules)
+}
+
+// remembers reports whether the kernel still has a chunk's directory that a removal with an error has taken: it keeps names for a second, and no
+// store makes the directory again until then.
+func (f *fuseRoot) remembers() bool {
+	namespaces, err := os.ReadDir(filepath.Join(f.under, "kv"))
+	testenv.OK(f, err)
+	for _, ns := range namespaces {
+		for n := range fuseChunks {
+			for _, dir := range []string{fmt.Sprintf("kv/%s/%02x", ns.Name(), n), fmt.Sprintf("kv/%s/%02x/0", ns.Name(), n)} {
+				_, gone := os.Lstat(filepath.Join(f.under, dir))
+				fd, err := unix.Open(filepath.Join(f.dir, dir), unix.O_PATH|unix.O_CLOEXEC, 0) // by name alone: attributes would be asked for
+				if err != nil {
+					continue
+				}
+				if testenv.OK(f, unix.Close(fd)); gone != nil {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 // requests are some of the client's, which must be answered: what is there of a chunk is loaded and compared, what is not is stored.
