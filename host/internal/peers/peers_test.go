@@ -593,12 +593,8 @@ func TestNameOfAnother(t *testing.T) {
 	started(t, p)
 	r := &rig{T: t, peers: p}
 	r.await("an answer of both", func() bool {
-		for _, x := range p.Stats() {
-			if x.State == Away {
-				return false
-			}
-		}
-		return len(p.Stats()) == len(hosts)
+		list := p.Stats() // once: peers appear while their names are resolved
+		return len(list) == len(hosts) && !slices.ContainsFunc(list, func(x Stats) bool { return x.State == Away })
 	})
 	named := 0
 	for _, x := range p.all() {
