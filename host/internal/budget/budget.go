@@ -9,22 +9,22 @@ import (
 )
 
 type Config struct {
-	Of      string   // what it is of, for refusals: "memory"
-	Limit   int64    // of all holders and the host's own together
-	Own     int64    // that the host has taken for itself
-	Holders int      // most of them at a time
-	Least   int64    // that each holder must be able to hold at any time
-	Parts   []string // what holders hold it for
-	Half    bool     // a tenant has at most half of the holders, but for 0, which is the operator
-	First   bool     // a holder that holds nothing may exceed its share: what it needs is larger than shares may be
-	Advice  string   // to a holder that is refused: what it can do
+	Of      string   // name of the resource, for refusals: "memory"
+	Limit   int64    // total of all holders and of the host itself
+	Own     int64    // amount that the host has taken for itself
+	Holders int      // most holders at a time
+	Least   int64    // amount that each holder must always be able to hold
+	Parts   []string // purposes for which holders take the resource
+	Half    bool     // a tenant may have at most half of the holders; tenant 0, the operator, may have all
+	First   bool     // a holder that holds nothing may exceed its share, because its first piece may be larger than a share
+	Advice  string   // remedy for a holder that is refused
 }
 
-// Budget is divided among holders. It is safe for concurrent use and calls nothing under its lock.
+// Budget divides a limited resource among holders. It is safe for concurrent use and calls nothing under its lock.
 type Budget struct {
 	cfg    Config
-	each   int64 // set aside for each holder
-	common int64 // that can be borrowed
+	each   int64 // amount reserved for each holder
+	common int64 // amount that can be borrowed
 
 	mu      sync.Mutex
 	loans   int64
@@ -36,14 +36,14 @@ type Budget struct {
 	holders map[*Holder]struct{}
 }
 
-// tenant is what the holders of one tenant have together.
+// tenant is the sum over the holders of one tenant.
 type tenant struct {
 	holders int
 	loans   int64
 	held    int64
 }
 
-// Holder is one that holds a part of a budget. Its fields are guarded by the budget's lock.
+// Holder holds a part of a budget. Its fields are guarded by the budget's lock.
 type Holder struct {
 	budget *Budget
 	number uint64
@@ -67,8 +67,8 @@ func New(cfg Config) (*Budget, error) {
 	return b, nil
 }
 
-// DivideAs divides what another budget has, among as many holders at most. Those who hold more than they may have then keep
-// it, and get no more.
+// DivideAs takes over the limits of another budget and divides them among as many holders. A holder that has more than its new
+// share keeps it and gets no more.
 func (b *Budget) DivideAs(o *Budget) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -82,7 +82,7 @@ func (b *Budget) DivideAs(o *Budget) {
 	}
 }
 
-// Join adds a holder. Its name is for people.
+// Join adds a holder. The name is shown to the operator.
 func (b *Budget) Join(name string, id uint32) (*Holder, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -93,7 +93,7 @@ func (b *Budget) Join(name string, id uint32) (*Holder, error) {
 	case b.cfg.Half && id != 0 && b.tenants[id] != nil && b.tenants[id].holders >= b.cfg.Holders/2:
 		b.refused++
 		return nil, fmt.Errorf("%w: %s: %d of one user, that is the limit", ErrHolders, b.cfg.Of, b.tenants[id].holders)
-	case b.loans > b.common && !b.cfg.First: // then what is set aside for the next holder is not free
+	case b.loans > b.common && !b.cfg.First: // then the amount reserved for the next holder is not free
 		b.refused++
 		return nil, fmt.Errorf("%w: %s: those that have left hold %d more than can be borrowed", ErrShare, b.cfg.Of, b.loans-b.common)
 	}
@@ -105,7 +105,7 @@ func (b *Budget) Join(name string, id uint32) (*Holder, error) {
 	return h, nil
 }
 
-// enter counts the holder among a tenant's.
+// enter adds the holder to a tenant.
 func (h *Holder) enter(id uint32) {
 	t := h.budget.tenants[id]
 	if t == nil {
@@ -118,7 +118,7 @@ func (h *Holder) enter(id uint32) {
 	h.id, h.tenant = id, t
 }
 
-// exit is the opposite of enter.
+// exit removes the holder from its tenant.
 func (h *Holder) exit() {
 	t := h.tenant
 	t.holders--
@@ -129,7 +129,7 @@ func (h *Holder) exit() {
 	}
 }
 
-// Is tells what is known of a holder by now: its name, and its tenant, which has what it holds from now on.
+// Is sets the name and the tenant of a holder when they become known. The tenant takes over the amount that the holder has.
 func (h *Holder) Is(name string, id uint32) {
 	b := h.budget
 	b.mu.Lock()
@@ -141,7 +141,7 @@ func (h *Holder) Is(name string, id uint32) {
 	}
 }
 
-// borrowed is what a holder has of the half that can be borrowed. Nothing is set aside for one that has left.
+// borrowed returns the part of the holder's amount that is borrowed. A holder that has left has no reserved amount.
 func (h *Holder) borrowed() int64 {
 	if h.left {
 		return h.held
@@ -149,7 +149,7 @@ func (h *Holder) borrowed() int64 {
 	return max(0, h.held-h.budget.each)
 }
 
-// Take takes n for a part, or says why the holder may not have it.
+// Take takes n for a part. The error is a [Refusal] if the holder may not have it.
 func (h *Holder) Take(part int, n int64) error {
 	b := h.budget
 	b.mu.Lock()
@@ -162,15 +162,15 @@ func (h *Holder) Take(part int, n int64) error {
 	return nil
 }
 
-// Count takes n for a part, whatever the holder's share is.
+// Count takes n for a part, even beyond the holder's share.
 func (h *Holder) Count(part int, n int64) {
 	h.budget.mu.Lock()
 	defer h.budget.mu.Unlock()
 	h.add(part, n)
 }
 
-// first says whether n is the holder's first, which it gets above its share: if its tenant has nothing, or no more than half of
-// all with it, and there is so much; or if no holder has anything.
+// first reports whether the holder may take n beyond its share because it holds nothing yet. That much must be free, and a
+// tenant that already holds something may reach half of the whole. If no holder has anything, any amount is allowed.
 func (h *Holder) first(n int64) bool {
 	b, t := h.budget, h.tenant
 	if !b.cfg.First || h.held > 0 {
@@ -180,16 +180,16 @@ func (h *Holder) first(n int64) bool {
 	return b.held == 0 || n <= pool-b.held && (t.held == 0 || n <= pool/2-t.held)
 }
 
-// may is how much the holder may hold now.
+// may returns the amount that the holder may hold now.
 func (h *Holder) may() int64 {
 	b, t, own := h.budget, h.tenant, h.borrowed()
 	free := b.common - b.loans
-	tenantMay := (free + t.loans) / 2             // as much as it leaves free
-	mine := (max(0, tenantMay-t.loans) + own) / 2 // and the same within the tenant's
+	tenantMay := (free + t.loans) / 2             // a tenant may borrow as much as it leaves free
+	mine := (max(0, tenantMay-t.loans) + own) / 2 // and so may a holder within its tenant's part
 	return b.each + mine
 }
 
-// Give gives n of a part back.
+// Give returns n of a part.
 func (h *Holder) Give(part int, n int64) {
 	b := h.budget
 	b.mu.Lock()
@@ -214,7 +214,7 @@ func (h *Holder) add(part int, n int64) {
 	}
 }
 
-// Leave ends a holder. What it holds counts as borrowed until it is given back.
+// Leave ends a holder. The amount that it still holds counts as borrowed until it is returned.
 func (h *Holder) Leave() {
 	b := h.budget
 	b.mu.Lock()
@@ -241,38 +241,38 @@ func (h *Holder) remove() {
 	}
 }
 
-// Alone is what a holder may hold while there are no others.
+// Alone returns the amount that a single holder may have.
 func (b *Budget) Alone() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.each + b.common/4
 }
 
-// Held is what the holder holds.
+// Held returns the amount that the holder has.
 func (h *Holder) Held() int64 {
 	h.budget.mu.Lock()
 	defer h.budget.mu.Unlock()
 	return h.held
 }
 
-// Figures are a budget at one moment.
+// Figures is the state of a budget at one moment.
 type Figures struct {
 	Of               string
 	Limit, Own, Held int64
 	Holders          int
-	Refused          uint64 // requests, since the start
+	Refused          uint64 // requests refused since the start
 	Parts            map[string]int64
-	Most             []Share // the holders that hold most, in descending order
+	Most             []Share // largest holders in descending order
 }
 
-// Share is what one holder holds.
+// Share is the amount that one holder has.
 type Share struct {
 	Holder string
 	Tenant uint32
 	Held   int64
 }
 
-// Figures reads a budget, with at most so many holders.
+// Figures returns the state of the budget, with at most the given number of holders.
 func (b *Budget) Figures(most int) Figures {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -6,13 +6,13 @@ import (
 	"sync"
 )
 
-// Connections are open connections of an interface for few clients, the one that was silent longest first. A client speaks as
-// soon as it is connected. So when there are too many connections one is closed: of the client that has most of them, the one
-// that was silent longest. Those that send nothing cannot keep others out, and a crowd cannot push out what another client has
-// just sent.
+// Connections limits the open connections of an interface for few clients. A client sends its request as soon as it is
+// connected. If there are too many connections, the client with the most loses the one that was silent longest. Clients that
+// send nothing can therefore not keep others out, and a client with many connections cannot displace a request that another
+// client has just sent. The list begins with the connection that was silent longest.
 type Connections struct {
 	Of  string
-	Max int // of them
+	Max int // most open connections
 
 	mu     sync.Mutex
 	list   list.List // of connection
@@ -24,23 +24,24 @@ type connection struct {
 	client string
 }
 
-// OfPassing are connections that bring descriptors: with its own, each has DescriptorFiles open at most. Engines that start
-// together bring theirs together, and one whose connection is closed for another's would take the host for gone.
+// OfPassing returns the limit for connections that bring descriptors. Each has at most DescriptorFiles open files, including
+// its own. The limit is high because engines that start together connect together, and an engine with a displaced connection
+// would conclude that the host is gone.
 func OfPassing() *Connections {
 	return newConnections("connections for descriptors", 1024, DescriptorFiles)
 }
 
-// DescriptorFiles is how many files a connection of the descriptor socket has open at most.
+// DescriptorFiles is the maximum number of open files of a connection of the descriptor socket.
 const DescriptorFiles = 3
 
-// OfHTTP are the connections of the HTTP interface.
+// OfHTTP returns the limit for connections of the HTTP interface.
 func OfHTTP() *Connections { return newConnections("HTTP connections", 64, 1) }
 
 func newConnections(of string, most, files int64) *Connections {
 	return &Connections{Of: of, Max: int(max(2, min(most, openFiles()/32/files)))}
 }
 
-// Add enters a client's connection, and makes room if there are too many.
+// Add enters a client's connection, and closes another one if there are too many.
 func (d *Connections) Add(c io.Closer, client string) *list.Element {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -51,7 +52,7 @@ func (d *Connections) Add(c io.Closer, client string) *list.Element {
 	return d.list.PushBack(connection{c, client})
 }
 
-// displaced is the first connection of the client that has most.
+// displaced returns the connection that was silent longest, of the client with the most connections.
 func (d *Connections) displaced() *list.Element {
 	count, first, most := map[string]int{}, map[string]*list.Element{}, ""
 	for e := d.list.Front(); e != nil; e = e.Next() {
@@ -66,7 +67,7 @@ func (d *Connections) displaced() *list.Element {
 	return first[most]
 }
 
-// Heard notes that a connection is not silent.
+// Heard records that a connection has sent something.
 func (d *Connections) Heard(e *list.Element) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -79,7 +80,7 @@ func (d *Connections) Remove(e *list.Element) {
 	d.list.Remove(e)
 }
 
-// Figures are how many there are and may be. Those that were closed for others count as refused.
+// Figures returns the number of connections and their limit. Displaced connections count as refused.
 func (d *Connections) Figures() Figures {
 	d.mu.Lock()
 	defer d.mu.Unlock()

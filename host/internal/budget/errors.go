@@ -6,21 +6,21 @@ import (
 )
 
 var (
-	// ErrShare says that a holder has as much as it may have now.
+	// ErrShare means that a holder already has as much as it may have now.
 	ErrShare = errors.New("budget: share is used up")
-	// ErrHolders says that there are as many holders as there may be.
+	// ErrHolders means that the number of holders is at its limit.
 	ErrHolders = errors.New("budget: too many holders")
-	// ErrConfig says that the budget is too small to be divided.
+	// ErrConfig means that the budget is too small to be divided.
 	ErrConfig = errors.New("budget: too small")
 )
 
-// Refusal is why a holder gets no more. It names the holder's own figures only, because a client must not learn what
-// others do.
+// Refusal is the error for a holder that gets no more. It names the holder's own figures only, because a client must
+// not learn about others.
 type Refusal struct {
-	Of           string // what the budget is of
+	Of           string // name of the resource
 	Holder       string
 	Wanted, Held int64
-	May          int64 // that the holder may hold now
+	May          int64 // amount that the holder may have now
 	Advice       string
 }
 

@@ -5,18 +5,19 @@ import (
 	"time"
 )
 
-// pace keeps a tenant among others to half of the processors: what its messages take beyond that its sessions make up for
-// by not reading. Then the next ones wait in the tenant's own connections, and not among the host's goroutines, where those of
-// others would queue behind them. A tenant that is alone has all.
+// pace limits a tenant to half of the processors while other tenants are active. If messages of the tenant take more, its
+// sessions stop reading until the excess is made up for. The next messages then wait in the tenant's own connections. Otherwise
+// they would wait among the host's goroutines, and messages of other tenants would queue behind them. A tenant that is alone
+// has no limit.
 type pace struct {
 	mu      sync.Mutex
 	tenants map[uint32]*paced
-	last    *paced    // of the message that came last
-	lastAt  time.Time // when that was
-	otherAt time.Time // when one of another tenant came before
+	last    *paced    // tenant of the latest message
+	lastAt  time.Time // time of the latest message
+	otherAt time.Time // time of the latest message of another tenant
 }
 
-// paced is a tenant, and the time that its messages have taken beyond its part of the processors.
+// paced is a tenant with its debt: the time that its messages have taken beyond its part of the processors.
 type paced struct {
 	id       uint32
 	sessions int
@@ -25,12 +26,12 @@ type paced struct {
 }
 
 const (
-	paceWindow = 100 * time.Millisecond // a tenant that sends nothing for so long is not among others
-	paceFree   = time.Millisecond       // of debt is not made up for
+	paceWindow = 100 * time.Millisecond // a tenant counts as active for this time after a message
+	paceFree   = time.Millisecond       // debt that is tolerated
 )
 
-// spentOn is the time of processors that a message of a weight has used that took some to handle: its transport takes about 3 ns a
-// byte, and a handling that took longer than its weight explains has waited, for a processor or for a disk.
+// spentOn estimates the processor time of a message from its weight and from the time of its handling. The transport takes about 3 ns per
+// byte. Handling that took longer than the weight explains has waited for a processor or for a disk, and the excess is not counted.
 func spentOn(weight int64, took time.Duration) time.Duration {
 	return 20*time.Microsecond + time.Duration(3*weight) + min(took, 50*time.Microsecond+time.Duration(10*weight))
 }
@@ -59,7 +60,7 @@ func (p *pace) leave(t *paced) {
 	}
 }
 
-// spent enters the time that a message has taken, and says for how long its session is not to read the next one.
+// spent adds the time that a message has taken, and returns the time for which its session must not read the next one.
 func (p *pace) spent(t *paced, took time.Duration, now time.Time, processors float64) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

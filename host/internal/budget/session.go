@@ -12,20 +12,20 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Session is what a session holds. It is safe for concurrent use.
+// Session holds the parts of the budgets that one session has. It is safe for concurrent use.
 type Session struct {
 	held      [shared]*Holder
-	namespace int64 // bytes of it
+	namespace int64 // bytes charged for the namespace
 	of        *Sessions
 	tenant    atomic.Pointer[paced] // nil before HELLO
-	weight    int64                 // of the message that was received last
-	units     int                   // tasks of a job's chunk, as HELLO says
+	weight    int64                 // weight of the latest message
+	units     int                   // tasks of a job's chunk, according to HELLO
 
 	mu       sync.Mutex
-	messages map[uint64]int64 // bytes by id, of messages that are not answered
+	messages map[uint64]int64 // bytes of unanswered messages by id
 }
 
-// What all sessions share, as places in Session.held.
+// Indexes of the budgets in Session.held.
 const (
 	inMemory = iota
 	inDescriptors
@@ -35,24 +35,24 @@ const (
 	shared
 )
 
-// Use is what a session holds a part of a budget for.
+// Use is a purpose for which a session takes a part of a budget.
 type Use int
 
 const (
 	Grants      Use = iota // memory of keys of leases
 	Regions                // memory of tables of pages
 	Requests               // memory of requests
-	Descriptors            // files that wait for their message
-	Pieces                 // files that are kept open between the steps of a load
-	Room                   // bytes on disk for stores that wait
-	Entries                // bytes of entries that leases hold
-	Mappings               // of clients' files
+	Descriptors            // files that wait for the message that names them
+	Pieces                 // files kept open between the steps of a load
+	Room                   // bytes on disk reserved by stores that wait
+	Entries                // bytes of leased entries
+	Mappings               // mappings of clients' files
 )
 
-// PerLease is the memory of a lease, in grants.
+// PerLease is the memory of a lease, in units of Grants.
 const PerLease = 32
 
-// uses say of which budget and part each use is, and how much of it one takes.
+// uses maps each use to its budget and part, and to the amount that one unit takes.
 var uses = [...]struct {
 	in, part int
 	each     int64
@@ -62,19 +62,19 @@ var uses = [...]struct {
 	Room: {inRoom, 0, 1}, Entries: {inLeased, 0, 1}, Mappings: {inMappings, 0, 1},
 }
 
-// Take takes n for a use, or says why the session may not have it.
+// Take takes n for a use. The error is a [Refusal] if the session may not have it.
 func (h *Session) Take(u Use, n int64) error {
 	use := &uses[u]
 	return h.held[use.in].Take(use.part, n*use.each)
 }
 
-// Give gives n of a use back.
+// Give returns n of a use.
 func (h *Session) Give(u Use, n int64) {
 	use := &uses[u]
 	h.held[use.in].Give(use.part, n*use.each)
 }
 
-// New makes what a new session holds, or says why there is no share for it.
+// New adds a session to the budgets. It fails if a budget has no share left.
 func (b *Sessions) New(session uint64) (*Session, error) {
 	h := &Session{of: b, messages: map[uint64]int64{}}
 	for i, of := range [shared]*Budget{b.Memory, b.Descriptors, b.Room, b.Leased, b.Mappings} {
@@ -100,7 +100,8 @@ func (h *Session) leave() {
 	}
 }
 
-// Greeted takes the memory of what HELLO says, which is kept as long as the session, and tells the budgets which session it is.
+// Greeted charges the memory of HELLO, which is kept as long as the session, and sets the session's name and tenant in the
+// budgets.
 func (h *Session) Greeted(session uint64, m *proto.Hello) error {
 	name := fmt.Sprintf("session %d (%s)", session, m.GetEngine())
 	for _, holder := range h.held {
@@ -115,7 +116,7 @@ func (h *Session) Greeted(session uint64, m *proto.Hello) error {
 	return nil
 }
 
-// Leave releases what the session itself holds. What its jobs hold counts until they are over.
+// Leave releases the session's own resources. Resources of its jobs count until the jobs are over.
 func (h *Session) Leave() {
 	h.held[inMemory].Give(partSessions, sessionBytes+h.namespace)
 	if t := h.tenant.Load(); t != nil {
@@ -124,11 +125,11 @@ func (h *Session) Leave() {
 	h.leave()
 }
 
-// Held is the memory that the session holds.
+// Held returns the memory that the session holds.
 func (h *Session) Held() int64 { return h.held[inMemory].Held() }
 
-// Spent enters the time that the handling of a message has taken until now, and says for how long the session does not read
-// the next one, so that its tenant leaves others their part of the processors.
+// Spent adds the time since the handling of a message began. It returns the time for which the session must not read the next
+// message, so that its tenant leaves other tenants their part of the processors.
 func (h *Session) Spent(since time.Time) time.Duration {
 	t := h.tenant.Load()
 	if t == nil {
@@ -138,7 +139,7 @@ func (h *Session) Spent(since time.Time) time.Duration {
 	return h.of.pace.spent(t, spentOn(h.weight, now.Sub(since)), now, h.of.Processors)
 }
 
-// Received takes the memory of a message until it is answered.
+// Received charges the memory of a message until it is answered.
 func (h *Session) Received(m *proto.SessionRequest) error {
 	if hello := m.GetHello(); hello != nil {
 		n := hello.GetNamespace()
@@ -158,7 +159,7 @@ func (h *Session) Received(m *proto.SessionRequest) error {
 	return nil
 }
 
-// Answered returns the memory of a message that has its last answer. It is given back by Sent.
+// Answered returns the charge of a message that has its last answer. The caller must return it with Sent.
 func (h *Session) Answered(id uint64) int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -167,18 +168,18 @@ func (h *Session) Answered(id uint64) int64 {
 	return bytes
 }
 
-// Sent gives back the memory of an answer.
+// Sent returns the charge of an answer that was sent.
 func (h *Session) Sent(bytes int64) { h.held[inMemory].Give(partMessages, bytes) }
 
-// Unanswered gives back the memory of a message that gets no answer.
+// Unanswered returns the charge of a message that gets no answer.
 func (h *Session) Unanswered(id uint64) { h.Sent(h.Answered(id)) }
 
-// Leased counts the bytes of entries that a lease holds: what of them ends when a root has little left is not the session's
-// share alone.
+// Leased counts the bytes of entries that a lease holds, even beyond the session's share. Which leases end when a root has
+// little room left does not depend on this share alone.
 func (h *Session) Leased(bytes int64) { h.held[inLeased].Count(0, bytes) }
 
-// Keep says whether the session may keep one more file of a piece open between the steps of a load.
+// Keep reports whether the session may keep one more file of a piece open between the steps of a load.
 func (h *Session) Keep() bool { return h.Take(Pieces, 1) == nil }
 
-// Gone gives such a file back.
+// Gone returns a file that Keep has counted.
 func (h *Session) Gone() { h.Give(Pieces, 1) }

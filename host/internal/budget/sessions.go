@@ -14,23 +14,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sessions are what sessions share.
+// Sessions holds the budgets that all sessions share.
 type Sessions struct {
 	Memory      *Budget      // bytes
-	Descriptors *Budget      // that wait for a message, or are of pieces between the steps of a load
-	Mappings    *Budget      // of clients' files
-	Room        *Budget      // bytes on disk
-	Leased      *Budget      // bytes of entries that leases hold
-	Arriving    *Budget      // bytes that connections hold and no session, by connection
-	Passing     *Connections // of the descriptor socket
+	Descriptors *Budget      // descriptors that wait for a message, or that a load keeps between its steps
+	Mappings    *Budget      // mappings of clients' files
+	Room        *Budget      // bytes on disk reserved by stores that wait
+	Leased      *Budget      // bytes of leased entries
+	Arriving    *Budget      // bytes held by connections and not by a session, by connection
+	Passing     *Connections // connections of the descriptor socket
 	HTTP        *Connections
-	Processors  float64 // of which a tenant among others has half
+	Processors  float64 // number of processors, of which a tenant gets half while others are active
 
 	pace pace
-	said atomic.Int64 // when a refusal was logged last, in nanoseconds
+	said atomic.Int64 // time of the last logged refusal in nanoseconds
 }
 
-// Refused logs for the operator who holds most, once a second at most: a client learns its own figures only.
+// Refused logs a refusal with the largest holders, at most once a second. The operator needs them, because a client learns its
+// own figures only.
 func (b *Sessions) Refused(log *slog.Logger, err error) {
 	if b.says() {
 		f := b.Memory.Figures(3)
@@ -38,7 +39,7 @@ func (b *Sessions) Refused(log *slog.Logger, err error) {
 	}
 }
 
-// Ended counts, and logs as Refused does, that a lease ended because its tenant holds most of a root.
+// Ended counts a lease that ended because its tenant holds most of a root, and logs it as Refused does.
 func (b *Sessions) Ended(log *slog.Logger, tenant uint32) {
 	b.Leased.mu.Lock()
 	b.Leased.refused++
@@ -49,7 +50,7 @@ func (b *Sessions) Ended(log *slog.Logger, tenant uint32) {
 	}
 }
 
-// Closed logs that a connection was closed because of what arrived on it, as Refused does.
+// Closed logs that a connection was closed because too much arrived on it, as Refused does.
 func (b *Sessions) Closed(log *slog.Logger, err error) {
 	if b.says() {
 		f := b.Arriving.Figures(3)
@@ -57,7 +58,8 @@ func (b *Sessions) Closed(log *slog.Logger, err error) {
 	}
 }
 
-// Figures are those of all that is bounded, each with at most so many holders. What connections hold is a part of the memory.
+// Figures returns the state of all budgets, each with at most the given number of holders. The memory of connections is
+// included in the memory.
 func (b *Sessions) Figures(most int) []Figures {
 	memory, arriving := b.Memory.Figures(most), b.Arriving.Figures(most)
 	memory.Own = max(0, memory.Own-arriving.Limit)
@@ -81,7 +83,7 @@ func (b *Sessions) says() bool {
 
 // Parts of descriptors.
 const (
-	partWaiting = iota // for their message
+	partWaiting = iota // descriptors that wait for their message
 	partPieces
 )
 
@@ -89,7 +91,7 @@ const (
 const (
 	partArriving = iota
 	partEvents   // streams of events, or calls of other hosts
-	partAnswers  // that are not written yet
+	partAnswers  // answers that are not written yet
 	partLines    // connections of other hosts themselves
 
 	partCalls = partEvents
@@ -103,11 +105,10 @@ const (
 	partRegions // tables of registered pages
 )
 
-// LeastMemory is what each session can hold whatever the others do.
+// LeastMemory is the memory that each session can hold regardless of the others.
 const LeastMemory = 512 << 10
 
-// OfMemory divides the host's memory among its sessions: limit is all of it, and own what the host has taken for
-// itself.
+// OfMemory divides the host's memory among its sessions. limit is the whole memory, and own is the host's own part.
 func OfMemory(limit, own int64, sessions int) (*Budget, error) {
 	return New(Config{
 		Of: "memory", Limit: limit, Own: own, Holders: sessions, Least: LeastMemory,
@@ -116,13 +117,15 @@ func OfMemory(limit, own int64, sessions int) (*Budget, error) {
 	})
 }
 
-// ArrivingPart is the part of what staging leaves of a limit that is for messages which no session has yet.
+// ArrivingPart returns the part of a limit that is for messages that have not reached a session yet: an eighth of the rest
+// after staging.
 func ArrivingPart(limit, staging int64) int64 { return max(0, limit-staging) / 8 }
 
-// moreConnections are those that have no session: of people, of readers of events and Status.
+// moreConnections is the number of connections without a session: those of people, and of readers of events and Status.
 const moreConnections = 64
 
-// OfArriving divides the memory of connections that is no session's among them: of messages that come, and of streams of events.
+// OfArriving divides the memory of connections that belongs to no session among the connections. It is used for arriving
+// messages and for streams of events.
 func OfArriving(limit int64, sessions int) *Budget {
 	return some(Config{
 		Of: "memory of connections", Limit: limit, Holders: int(min(int64(sessions+moreConnections), openFiles()/8)),
@@ -131,7 +134,8 @@ func OfArriving(limit int64, sessions int) *Budget {
 	})
 }
 
-// PeersLine is what a budget of peers has for each connection: half of it is the connection's own, and the other half can be borrowed.
+// PeersLine is the part of a budget of peers for each connection. Half of it is reserved for the connection, and the other half
+// can be borrowed.
 const PeersLine = 512 << 10
 
 // OfPeers divides memory among the connections of other hosts.
@@ -142,41 +146,41 @@ func OfPeers(limit int64) *Budget {
 	})
 }
 
-// Stream takes the memory of a stream of events, or says why the connection may not have one more.
+// Stream charges a stream of events. It fails if the connection may not have another one.
 func (h *Holder) Stream() error { return h.Take(partEvents, streamBytes) }
 
 func (h *Holder) StreamOver() { h.Give(partEvents, streamBytes) }
 
-// Answer takes the memory of an answer, or says why the connection may not have one more before it reads others.
+// Answer charges an answer. It fails if the connection must read earlier answers first.
 func (h *Holder) Answer(bytes int64) error { return h.Take(partAnswers, bytes) }
 
 func (h *Holder) AnswerOver(bytes int64) { h.Give(partAnswers, bytes) }
 
-// Arrive takes the memory of what has come, and that no handler has read.
+// Arrive charges arrived bytes that no handler has read.
 func (h *Holder) Arrive(bytes int64) error { return h.Take(partArriving, bytes) }
 
 func (h *Holder) ArriveOver(bytes int64) { h.Give(partArriving, bytes) }
 
-// Call takes the memory of a call of another host, or says why the connection may not have one more.
+// Call charges a call of another host. It fails if the connection may not have another one.
 func (h *Holder) Call(bytes int64) error { return h.Take(partCalls, bytes) }
 
 func (h *Holder) CallOver(bytes int64) { h.Give(partCalls, bytes) }
 
-// Line takes the memory of another host's connection itself.
+// Line charges the connection of another host.
 func (h *Holder) Line(bytes int64) error { return h.Take(partLines, bytes) }
 
 func (h *Holder) LineOver(bytes int64) { h.Give(partLines, bytes) }
 
-// openFiles is how many files the process may have open. Sessions have 7 of 32 of them (OfDescriptors), their connections 4
-// (OfArriving), and those of the descriptor socket and of HTTP one each (newConnections). More than half is for the store, which
-// must be able to open its own files whatever clients do.
+// openFiles returns the maximum number of open files of the process. Of 32 parts, sessions have 7 (OfDescriptors), their
+// connections 4 (OfArriving), and the descriptor socket and HTTP one each (newConnections). More than half is left for the
+// store, which must always be able to open its own files.
 func openFiles() int64 {
 	var files unix.Rlimit
 	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &files) // cannot fail: the pointer is good
 	return int64(min(files.Cur, 1<<40))
 }
 
-// OfDescriptors divides the part of the process's file descriptors that sessions have.
+// OfDescriptors divides the sessions' part of the process's file descriptors.
 func OfDescriptors(sessions int) *Budget {
 	files := openFiles()
 	return some(Config{
@@ -185,8 +189,8 @@ func OfDescriptors(sessions int) *Budget {
 	})
 }
 
-// OfMappings divides half of the mappings that the kernel lets the process have. It cannot live without the others: its own
-// memory takes them.
+// OfMappings divides half of the mappings that the kernel permits the process. The process needs the other half for its own
+// memory.
 func OfMappings(sessions int) *Budget {
 	limit := int64(65530) // the kernel's default
 	if text, err := os.ReadFile("/proc/sys/vm/max_map_count"); err == nil {
@@ -200,8 +204,8 @@ func OfMappings(sessions int) *Budget {
 	})
 }
 
-// OfRoom divides the room on disk that stores may reserve while they wait: half of the roots' capacity. In a small root a
-// share is less than a chunk, so each session's first is not held to it.
+// OfRoom divides the room on disk that stores may reserve while they wait: half of the roots' capacity. In a small root a share
+// is less than a chunk, so the first chunk of each session may exceed the share.
 func OfRoom(capacity int64, sessions int) *Budget {
 	return some(Config{
 		Of: "room", Limit: capacity / 2, Holders: sessions, Parts: []string{"waiting"}, First: true,
@@ -209,14 +213,15 @@ func OfRoom(capacity int64, sessions int) *Budget {
 	})
 }
 
-// OfLeased counts the bytes that leases hold in the roots, an entry as often as leases hold it.
+// OfLeased counts the bytes that leases hold in the roots. An entry counts once for each lease.
 func OfLeased(capacity int64, sessions int) *Budget {
 	return some(Config{
 		Of: "leased bytes", Limit: capacity, Holders: sessions, Parts: []string{"entries"}, First: true,
 	})
 }
 
-// some makes a budget of at least a little. Then nothing can be wrong with it: no holder needs a part of its own.
+// some returns a budget of at least a few units. It cannot fail, because the configuration demands no least amount for a
+// holder.
 func some(c Config) *Budget {
 	c.Limit = max(c.Limit, c.Own+16)
 	b, _ := New(c)

@@ -8,7 +8,8 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// Calls tells connections which calls run on them, and what those have received. It gets a call's connection, or nil.
+// Calls passes the calls of a gRPC server, and the messages that they have received, to the connections on which they run. The
+// function returns the connection of a call, or nil.
 type Calls func(credentials.AuthInfo) *Conn
 
 // HandleRPC implements [stats.Handler].

@@ -11,67 +11,69 @@ import (
 )
 
 const (
-	frameBytes = 128 // what gRPC takes for a frame on top of its bytes
-	fewFrames  = 4   // that a message may have, and one more for each so many bytes of it:
+	frameBytes = 128 // memory that gRPC takes for a frame in addition to its bytes
+	fewFrames  = 4   // number of frames that any message may have; each perFrame bytes of it allow one more
 	perFrame   = 512
 )
 
-// whole is what a message takes once all of it is there: at least as much as it took while it came.
+// whole returns the charge for a message that has arrived completely. It is at least as much as the message was charged while
+// it arrived.
 func whole(size int64) int64 { return size + size*frameBytes/perFrame + (fewFrames+1)*frameBytes }
 
-// LargestMessage is the size of the largest message that takes no more than a share.
+// LargestMessage returns the size of the largest message that fits a share.
 func LargestMessage(share int64) int {
 	return int(max(0, share-(fewFrames+1)*frameBytes) * perFrame / (perFrame + frameBytes))
 }
 
-// Conn is the server's end of a connection. It bounds what the connection makes the host hold before a handler has read it:
-// messages of which a part has come, and whole ones that wait. Handlers see whole messages only, so this follows the frames.
-// Bytes and frames are charged to the connection's share of a budget, and a connection that exceeds it is closed, with the
-// reason in its last frame. It is safe for one reader and one writer.
+// Conn is the server's end of a connection. It bounds the memory that the connection makes the host hold before a handler has
+// read it: partial messages, and whole messages that wait. Handlers see whole messages only, so Conn follows the frames. Bytes
+// and frames are charged to the connection's share of a budget. A connection that exceeds its share is closed, and its last
+// frame gives the reason. Conn is safe for one reader and one writer.
 type Conn struct {
 	net.Conn
 	holder  *budget.Holder
-	call    int64 // bytes that are charged for a call until the server ends it
+	call    int64 // bytes charged for a call until the server ends it
 	refused func(error)
 
 	mu      sync.Mutex
 	in      frames
-	current *message            // that the current frame is of
-	data    int                 // bytes of the frame that are to come, without padding
-	padded  bool                // its first byte is not data
+	current *message            // message of the current frame
+	data    int                 // bytes of the frame that have not arrived, without padding
+	padded  bool                // the next byte is the length of the frame's padding
 	partial map[uint32]*message // by stream
-	unread  int64               // bytes of whole messages
-	calls   int                 // that run
-	last    uint32              // stream that the client has opened
+	unread  int64               // bytes of whole messages that no handler has read
+	calls   int                 // running calls
+	last    uint32              // latest stream that the client has opened
 	open    map[uint32]struct{} // streams that neither side has ended
-	answers []int64             // what is charged of those that may not be written yet, oldest first
+	answers []int64             // charges of answers that may not be written yet, oldest first
 	closed  bool
 
 	writing sync.Mutex
 	out     frames
 }
 
-// message is one of which a part has come.
+// message is a message that has not arrived completely.
 type message struct {
-	head    [5]byte // a byte of flags, and the length
-	got     int     // bytes of head
-	size    int64   // as head says
-	have    int64   // bytes after head
+	head    [5]byte // flags (1 byte) and length
+	got     int     // bytes of head that have arrived
+	size    int64   // length according to head
+	have    int64   // bytes after head that have arrived
 	frames  int64
-	counted bool // the current frame is
+	counted bool // the current frame is counted
 	charged int64
 }
 
-// New charges a connection to a share, with so many bytes for each call, and tells of a refusal before it closes the connection.
+// New charges a connection to a share, with the given bytes for each call. It calls refused with the reason before it closes a
+// connection that exceeds its share.
 func New(c net.Conn, holder *budget.Holder, call int64, refused func(error)) *Conn {
 	return &Conn{Conn: c, holder: holder, call: call, refused: refused, in: frames{skip: preface}, partial: map[uint32]*message{},
 		open: map[uint32]struct{}{}}
 }
 
-// Holder is who the connection is charged to.
+// Holder returns the share to which the connection is charged.
 func (c *Conn) Holder() *budget.Holder { return c.holder }
 
-// Read reads, and charges what has come.
+// Read reads from the connection and charges the bytes that have arrived.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n == 0 {
@@ -89,7 +91,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// arrival is what a connection makes of the frames that come. The connection's mutex is held.
+// arrival follows the arriving frames of a connection. The connection's mutex must be held.
 type arrival Conn
 
 func (c *arrival) begin() error {
@@ -107,13 +109,13 @@ func (c *arrival) begin() error {
 	return nil
 }
 
-// payload charges a part of a frame to the messages that it is of.
+// payload charges a part of a frame to the messages that it belongs to.
 func (c *arrival) payload(p []byte) error {
 	m := c.current
 	if m == nil {
 		return nil
 	}
-	if c.padded { // the first byte says how many at the end are no data
+	if c.padded { // the first byte is the number of padding bytes at the end
 		c.padded = false
 		c.data = max(0, c.data-1-int(p[0]))
 		p = p[1:]
@@ -154,7 +156,7 @@ func (c *arrival) end() error {
 	ends := c.in.kind() == kindReset || (c.in.kind() == kindData || c.in.kind() == kindHeaders) && c.in.flags()&flagEndStream != 0
 	if m := c.current; m != nil {
 		m.counted = false
-		ends = ends || m.frames == 0 // nothing of a next message has come
+		ends = ends || m.frames == 0 // nothing of the next message has arrived
 	}
 	if m := c.partial[c.in.stream()]; ends && m != nil {
 		c.give(m.charged)
@@ -192,7 +194,7 @@ func (c *arrival) give(n int64) {
 	}
 }
 
-// arrived notes that a message is there, and that the next one begins.
+// arrived records that a message is complete, and that the next one begins.
 func (c *arrival) arrived(m *message) error {
 	size := whole(m.size)
 	if err := c.take(m, size-m.charged); err != nil {
@@ -203,14 +205,14 @@ func (c *arrival) arrived(m *message) error {
 	return nil
 }
 
-// called notes that a call begins.
+// called records that a call begins.
 func (c *Conn) called() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls++
 }
 
-// received notes that a handler has got a message of so many bytes.
+// received records that a handler has got a message of the given size.
 func (c *Conn) received(size int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -219,7 +221,7 @@ func (c *Conn) received(size int) {
 	(*arrival)(c).give(n)
 }
 
-// ended notes that a call has ended. After the last one nothing waits that a handler will read.
+// ended records that a call has ended. If it was the last one, no handler will read the messages that wait.
 func (c *Conn) ended() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -229,9 +231,9 @@ func (c *Conn) ended() {
 	}
 }
 
-// Answer charges an answer to the connection, until it is written or not wanted any more. gRPC keeps what the client does not
-// read. Answers are written in about their order, and the streams of those that wait are open: so the oldest charge goes when
-// there are more charges than open streams.
+// Answer charges an answer to the connection until the answer is written or no longer wanted. gRPC keeps answers that the
+// client does not read. Answers are written roughly in order, and the stream of a waiting answer is open. So the oldest charge
+// is released when there are more charges than open streams.
 func (c *Conn) Answer(size int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,7 +248,7 @@ func (c *Conn) Answer(size int64) error {
 	return nil
 }
 
-// over notes the end of a stream. The mutex is held.
+// over records the end of a stream. The mutex must be held.
 func (c *Conn) over(stream uint32) {
 	if _, is := c.open[stream]; is && c.call > 0 && !c.closed {
 		c.holder.CallOver(c.call)
@@ -262,7 +264,7 @@ func (c *Conn) settle() {
 	}
 }
 
-// Write writes, and notes where a frame ends, and a stream.
+// Write writes to the connection, and records the ends of frames and of streams.
 func (c *Conn) Write(p []byte) (int, error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -273,7 +275,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// departure is what a connection makes of the frames that go. The connection's mutexes are held.
+// departure follows the departing frames of a connection. The connection's mutexes must be held.
 type departure Conn
 
 func (*departure) begin() error         { return nil }
@@ -285,7 +287,7 @@ func (c *departure) end() error {
 	return nil
 }
 
-// explain tells the client why the connection is closed, unless a frame is half written.
+// explain sends the client the reason for closing the connection, unless a frame is half written.
 func (c *Conn) explain(reason error) {
 	if !c.writing.TryLock() { // the client reads nothing
 		return

@@ -1,3 +1,3 @@
-// Package arrivals bounds what a connection of gRPC makes a host hold: what arrives before a handler has read it, calls, and answers until they
-// are written.
+// Package arrivals bounds the memory that a gRPC connection makes a host hold: messages until a handler has read them, calls, and answers
+// until they are written.
 package arrivals

@@ -13,7 +13,7 @@ const (
 	headBytes = 9
 )
 
-// frames follows one direction of an HTTP/2 connection, whatever parts its bytes come in.
+// frames follows one direction of an HTTP/2 connection. Its bytes may arrive in parts of any size.
 type frames struct {
 	skip int // bytes before the first frame
 	head [headBytes]byte
@@ -21,23 +21,23 @@ type frames struct {
 	left int // bytes of the frame's payload to come
 }
 
-// kind, flags and stream are the current frame's.
+// kind, flags and stream are fields of the current frame.
 func (f *frames) kind() byte     { return f.head[3] }
 func (f *frames) flags() byte    { return f.head[4] }
 func (f *frames) stream() uint32 { return binary.BigEndian.Uint32(f.head[5:]) &^ (1 << 31) }
 func (f *frames) length() int    { return int(f.head[0])<<16 | int(f.head[1])<<8 | int(f.head[2]) }
 
-// between says whether the next byte is a frame's first.
+// between reports whether the next byte is the first of a frame.
 func (f *frames) between() bool { return f.skip == 0 && f.got == 0 }
 
-// visitor gets frames.
+// visitor receives the frames.
 type visitor interface {
-	begin() error // after the head
+	begin() error // called after the head of a frame
 	payload(p []byte) error
 	end() error
 }
 
-// feed takes bytes, and tells v of the frames in them.
+// feed takes bytes and calls v for the frames in them.
 func (f *frames) feed(p []byte, v visitor) error {
 	n := min(f.skip, len(p))
 	f.skip, p = f.skip-n, p[n:]
@@ -70,11 +70,11 @@ func (f *frames) feed(p []byte, v visitor) error {
 	return nil
 }
 
-// goAway is the frame that ends a connection with a text.
+// goAway returns the frame that ends a connection with a text.
 func goAway(text string) []byte {
 	const enhanceYourCalm = 11
 	b := []byte{0, 0, 0, kindGoAway, 0, 0, 0, 0, 0}
-	b = binary.BigEndian.AppendUint32(b, 1<<31-1) // which streams it has seen: it does not matter
+	b = binary.BigEndian.AppendUint32(b, 1<<31-1) // the number of the last stream; it does not matter here
 	b = append(binary.BigEndian.AppendUint32(b, enhanceYourCalm), text...)
 	b[1], b[2] = byte((len(b)-headBytes)>>8), byte(len(b)-headBytes)
 	return b
