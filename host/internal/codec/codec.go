@@ -8,31 +8,31 @@ import (
 	"github.com/klauspost/compress/huff0"
 )
 
-// Codec says how an extent is stored.
+// Codec is the way in which an extent is stored.
 type Codec uint8
 
 // Codecs. The numbers are written to files.
 const (
-	Raw     Codec = iota // as it is
-	Huffman              // one plane
-	Planes               // two planes, of the bytes at even and at odd offsets
+	Raw     Codec = iota // unchanged
+	Huffman              // as one plane
+	Planes               // as two planes: the bytes at even offsets, and those at odd offsets
 	codecs
 )
 
-// MaxBytes is the most that an extent may have.
+// MaxBytes is the maximum size of an extent.
 const MaxBytes = 64 << 10
 
-// How a plane is stored.
+// Ways in which a plane is stored.
 const (
 	planeRaw = iota
 	planeHuffman
 	planeRepeated
 )
 
-// minGain is the part of an extent, as a shift, that must be gained: three in a hundred.
+// minGain is the least gain that is worth storing an extent encoded, as a shift: a thirty-second of the extent.
 const minGain = 5
 
-// minHuffman is the length of the shortest plane that is coded.
+// minHuffman is the length of the shortest plane that is encoded.
 const minHuffman = 64
 
 // coder is the memory of one call.
@@ -48,12 +48,12 @@ var coders = sync.Pool{New: func() any {
 	return c
 }}
 
-// Known says whether this host decodes c.
+// Known reports whether this host can decode c.
 func Known(c Codec) bool { return c < codecs }
 
-// Encode writes the stored form of an extent to dst, which does not overlap src and has room for len(src) bytes. It
-// returns the form's length, at most len(src), and the codec that it chose. Element is the size of the values in the
-// extent: 2 for floats of 16 bits, 1 for all others.
+// Encode writes the stored form of an extent to dst, which must not overlap src and must have room for len(src) bytes.
+// It returns the length of the stored form, at most len(src), and the codec that it chose. element is the size of the
+// values in the extent: 2 for floats of 16 bits, and 1 otherwise.
 func Encode(dst, src []byte, element int) (n int, by Codec) {
 	if len(src) > MaxBytes {
 		panic(fmt.Sprintf("codec: an extent of %d bytes, at most %d", len(src), MaxBytes))
@@ -72,7 +72,7 @@ func Encode(dst, src []byte, element int) (n int, by Codec) {
 	return n, by
 }
 
-// encodeWhole encodes src as one plane, in at most so many bytes. It returns 0 if that is not possible.
+// encodeWhole encodes src as one plane in at most the given number of bytes. It returns 0 if that is not possible.
 func (c *coder) encodeWhole(dst, src []byte, most int) int {
 	method, stored := c.encodePlane(src)
 	if method == planeRaw || 1+len(stored) > most {
@@ -82,7 +82,7 @@ func (c *coder) encodeWhole(dst, src []byte, most int) int {
 	return 1 + copy(dst[1:most], stored)
 }
 
-// encodePlanes likewise encodes src as two planes.
+// encodePlanes is encodeWhole with two planes.
 func (c *coder) encodePlanes(dst, src []byte, most int) int {
 	lo, hi := c.planes[0][:(len(src)+1)/2], c.planes[1][:len(src)/2]
 	split(lo, hi, src)
@@ -102,7 +102,7 @@ func (c *coder) encodePlanes(dst, src []byte, most int) int {
 	return n
 }
 
-// encodePlane returns a plane's stored form, which is valid until the next call.
+// encodePlane returns the stored form of a plane. It is valid until the next call.
 func (c *coder) encodePlane(plane []byte) (method byte, stored []byte) {
 	if repeated(plane) {
 		return planeRepeated, plane[:1]
@@ -117,7 +117,7 @@ func (c *coder) encodePlane(plane []byte) (method byte, stored []byte) {
 	return planeHuffman, out
 }
 
-// repeated says whether all of a plane's bytes are the same.
+// repeated reports whether all bytes of a plane are the same.
 func repeated(plane []byte) bool {
 	for _, b := range plane[1:] {
 		if b != plane[0] {
@@ -127,7 +127,7 @@ func repeated(plane []byte) bool {
 	return true
 }
 
-// Decode writes the extent that was stored as src to dst, which has the length of the extent.
+// Decode writes the extent that is stored as src to dst, which must have the length of the extent.
 func Decode(dst, src []byte, by Codec) error {
 	var err error
 	switch {
@@ -184,7 +184,7 @@ func (c *coder) decodePlanes(dst, src []byte) error {
 	return nil
 }
 
-// decodePlane returns the plane that was stored as src: src itself, or room, filled.
+// decodePlane returns the plane that is stored as src. The result is src itself, or room with the decoded bytes.
 func (c *coder) decodePlane(room, src []byte, method byte) ([]byte, error) {
 	switch method {
 	case planeRaw:

@@ -2,5 +2,5 @@ package codec
 
 import "errors"
 
-// ErrCorrupt is returned for stored bytes that no extent was encoded to.
+// ErrCorrupt means that stored bytes are not the encoded form of any extent.
 var ErrCorrupt = errors.New("codec: corrupt stored extent")

@@ -2,28 +2,28 @@ package codec
 
 import "github.com/kvhost/kvhost/host/kv"
 
-// Mode says which pieces of a namespace are compressed, in roots that may hold compressed ones.
+// Mode determines which pieces of a namespace are compressed, in roots that may hold compressed pieces.
 type Mode uint8
 
 const (
-	Gaining Mode = iota // those of a namespace that gains
-	Faster              // those for which that saves time in their root
+	Gaining Mode = iota // pieces of a namespace that gains
+	Faster              // pieces that are moved faster when they are compressed
 	Never
 )
 
-// Rule is the mode of some namespaces.
+// Rule sets the mode of some namespaces.
 type Rule struct {
-	Namespaces []kv.Pattern // any of them
+	Namespaces []kv.Pattern // a namespace must match one of them
 	Mode       Mode
 }
 
-// Modes are those of all namespaces: that of the first rule that matches, else Rest.
+// Modes are the modes of all namespaces. The first rule that matches applies, or else Rest.
 type Modes struct {
 	Rules []Rule
 	Rest  Mode
 }
 
-// of is the mode of a namespace's text.
+// of returns the mode for a namespace, given its text.
 func (m *Modes) of(text string) Mode {
 	for _, r := range m.Rules {
 		for _, p := range r.Namespaces {
@@ -35,7 +35,7 @@ func (m *Modes) of(text string) Mode {
 	return m.Rest
 }
 
-// Any says whether a namespace may have the mode.
+// Any reports whether any namespace may have the mode.
 func (m *Modes) Any(mode Mode) bool {
 	for _, r := range m.Rules {
 		if r.Mode == mode {

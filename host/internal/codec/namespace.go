@@ -6,36 +6,36 @@ import (
 )
 
 const (
-	// Always is the ratio of page bytes to stored bytes that is worth the time of the codec where compression is wanted
-	// anyhow: three in a hundred.
+	// Always is the ratio of page bytes to stored bytes from which the codec is worth its time in mode [Gaining]: a
+	// gain of 3 %.
 	Always = 1.03
-	// Usual is the ratio that is expected of a namespace of which nothing has been compressed yet: that of bf16.
+	// Usual is the expected ratio of a namespace before any of its pieces has been compressed: the ratio of bf16.
 	Usual = 1.4
-	// Trial is how many pieces of a namespace that gains too little are stored as they are for each one that is compressed.
+	// Trial is the number of pieces stored plainly for each compressed one, in a namespace that gains too little.
 	Trial = 256
-	// First is which piece of a namespace is the first trial: it is compared with those before it. Twice as many follow until
-	// the next, up to Trial, since one trial says little.
+	// First is the number of pieces up to the first trial. The number doubles from trial to trial, up to Trial, since a single
+	// trial proves little.
 	First = 32
 )
 
-// window is how many page bytes a ratio is about: when there are more, the older ones count half.
+// window is the number of page bytes over which a ratio is computed. Older bytes count half.
 const window = 64 << 20
 
-// Namespace is what the pieces of one namespace have gained. It is safe for concurrent use.
+// Namespace tracks the gain of the pieces of one namespace. It is safe for concurrent use.
 type Namespace struct {
 	set   *Set
 	model *Model
 	mode  Mode
 
 	mu            sync.Mutex
-	pages, stored int64 // of the pieces that were compressed lately
-	plain         int   // pieces since the last of them
-	trial         int   // of them is the next trial
-	afresh        bool  // the next one is a trial: what was before does not count
+	pages, stored int64 // bytes of the pieces compressed recently
+	plain         int   // pieces since the last compressed one
+	trial         int   // number of such pieces at which the next trial is made
+	afresh        bool  // the next piece is a trial, and earlier pieces no longer count
 }
 
-// Compresses says whether the next piece is to be compressed in a root that may hold compressed pieces. It has so many page
-// bytes. The root is asked in mode [Faster] alone.
+// Compresses reports whether the next piece, with the given page bytes, should be compressed in a root that may hold compressed
+// pieces. The root is asked only in mode [Faster].
 func (n *Namespace) Compresses(r *Root, pages int64) bool {
 	least := Always
 	switch n.mode {
@@ -47,12 +47,12 @@ func (n *Namespace) Compresses(r *Root, pages int64) bool {
 	return n.gains(least, pages)
 }
 
-// Keeps says whether a piece that is compressed stays so in a root that may hold such pieces.
+// Keeps reports whether a compressed piece stays compressed when it is copied to a root that may hold such pieces.
 func (n *Namespace) Keeps(r *Root) bool {
 	return n.mode == Gaining || n.mode == Faster && r.Least() <= Usual
 }
 
-// gains is Compresses where a ratio from least on is worth it.
+// gains is Compresses for a least ratio.
 func (n *Namespace) gains(least float64, pages int64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -68,7 +68,7 @@ func (n *Namespace) gains(least float64, pages int64) bool {
 	return true
 }
 
-// ratio is that of the pieces that were compressed lately. The lock is held.
+// ratio returns the ratio of the pieces compressed recently. The lock must be held.
 func (n *Namespace) ratio() float64 {
 	if n.stored == 0 {
 		return Usual
@@ -76,7 +76,7 @@ func (n *Namespace) ratio() float64 {
 	return float64(n.pages) / float64(n.stored)
 }
 
-// Encoded enters a piece: its page bytes, what is stored of them, and the time of the codec.
+// Encoded records a piece: its page bytes, its stored bytes, and the time of the codec.
 func (n *Namespace) Encoded(pages, stored int64, took time.Duration) {
 	n.set.encoding.Observe(pages, took)
 	n.model.encoded.add(pages, stored, took)
@@ -91,7 +91,7 @@ func (n *Namespace) Encoded(pages, stored int64, took time.Duration) {
 	n.pages, n.stored = n.pages+pages, n.stored+stored
 }
 
-// Decoded enters extents that were loaded.
+// Decoded records extents that were loaded.
 func (n *Namespace) Decoded(pages, stored int64, took time.Duration) {
 	n.set.decoding.Observe(pages, took)
 	n.model.decoded.add(pages, stored, took)

@@ -9,40 +9,43 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Speeds are bytes per second that one worker gets while the others work: of files to and from a root, and of pages through
-// the codec. 0 is not measured yet. Those of memory are of plain copies between it and pages: what the codec takes beyond
-// them is all that a compressed piece takes longer, because the bytes that the bus is spared are in it.
+// Speeds are speeds in bytes per second that one worker gets while the others work: Write and Read of files, Encode and Decode
+// of pages in the codec. 0 means not measured yet. For a root in memory, Write and Read are plain copies between the memory and
+// pages. The codec's time then includes the transfer over the bus, so a compressed piece takes longer only by the difference
+// between the two.
 type Speeds struct {
 	Write, Read, Encode, Decode uint64
 	Memory                      bool
 }
 
-// What compression must save before it is begun. It goes on for as long as it saves anything.
+// margin is the part of the plain time that compression may take at most before it is begun. Once begun, it continues for as
+// long as it saves anything.
 const margin = 0.95
 
-// spare is what the codec may take of a plain copy's time in memory. A trial shares the bus with plain copies, so what it
-// spares them does not show in its own time: on an H200 trials took a quarter longer than plain copies, and a root full of
-// compressed chunks was stored and loaded 1.4 times as fast. A processor's codec takes many times a plain copy's time.
+// spare is the part of a plain copy's time in memory that the codec may take. A trial shares the bus with plain copies, so its
+// own time does not show what it saves them. On an H200, trials took a quarter longer than plain copies, but a root full of
+// compressed chunks was stored and loaded 1.4 times as fast. The codec of a processor takes many times as long as a plain copy.
 const spare = 0.5
 
-// Root decides for one root how much a chunk must gain to be compressed, by what is measured as chunks are stored and loaded.
+// Root decides for one root how much a chunk must gain to be compressed. It uses the speeds that are measured as chunks are
+// stored and loaded.
 type Root struct {
 	Speeds func() Speeds
 	Log    *slog.Logger
-	Memory bool // its files are this host's memory
+	Memory bool // the root is in this host's memory
 
-	state atomic.Int32 // of bf16
+	state atomic.Int32 // decision for chunks with the ratio Usual
 }
 
-// What is done with chunks of the usual ratio.
+// Decisions for chunks with the ratio Usual.
 const (
 	unknown = iota
 	plain
 	compressed
 )
 
-// Root decides for a root by the measured speeds of its files, or of copies between its memory and pages. If speeds is not
-// nil it is asked instead of them and of the codec.
+// Root returns the decisions for a root, based on the measured speeds of its files, or of copies between its memory and pages.
+// If speeds is not nil, it replaces all measurements.
 func (s *Set) Root(files *staging.Meter, memory bool, speeds func() Speeds, log *slog.Logger) *Root {
 	if speeds == nil {
 		speeds = func() (now Speeds) {
@@ -54,8 +57,8 @@ func (s *Set) Root(files *staging.Meter, memory bool, speeds func() Speeds, log 
 	return &Root{Speeds: speeds, Log: log, Memory: memory}
 }
 
-// Least is the ratio from which on a chunk is to be compressed now; infinite if none is. It logs what changes for chunks of
-// the usual ratio.
+// Least returns the least ratio with which a chunk should be compressed now. It is infinite if no chunk should. It logs a
+// change of the decision for chunks with the ratio Usual.
 func (r *Root) Least() float64 {
 	s, was := r.speeds(), r.state.Load()
 	least, known := s.Least(was == compressed)
@@ -78,10 +81,10 @@ func (r *Root) speeds() Speeds {
 	return s
 }
 
-// Why says what was measured, and what follows.
+// Why describes the measurements and the conclusion.
 func (r *Root) Why() string { return r.speeds().Says(r.state.Load() == compressed) }
 
-// Says tells the speeds, and what follows.
+// Says describes the speeds and the conclusion.
 func (s Speeds) Says(begun bool) string {
 	least, known := s.Least(begun)
 	const gb = 1e9
@@ -98,8 +101,8 @@ func (s Speeds) Says(begun bool) string {
 	return fmt.Sprintf("%s: it saves time from a ratio of %.2f on", figures, least)
 }
 
-// times are those of a byte that is written once and read twice, in the file and in the codec. A direction counts once both
-// its speeds are known. In one worker they take turns, so what workers gain by doing them at the same time is on top.
+// times returns the time for a byte that is written once and read twice: in the file, and in the codec. A direction counts once
+// both of its speeds are known. A worker does one after the other, so any overlap between workers is an additional gain.
 func (s Speeds) times() (file, codec float64) {
 	add := func(times float64, f, c uint64) {
 		if f > 0 && c > 0 {
@@ -111,8 +114,8 @@ func (s Speeds) times() (file, codec float64) {
 	return file, codec
 }
 
-// Least is the ratio from which on compressing saves time, infinite if none does; where it was begun, any time. It is known
-// once a direction counts.
+// Least returns the least ratio with which compression saves time: any time if it was begun, and more than a margin otherwise.
+// The ratio is infinite if compression saves none. It is known once a direction counts.
 func (s Speeds) Least(begun bool) (ratio float64, known bool) {
 	file, codec := s.times()
 	if s.Memory {

@@ -11,23 +11,24 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// MaxModels is how many models have figures of their own. Clients choose them, so the number of series must be bounded.
+// MaxModels is the maximum number of models with figures of their own. Clients choose the models, so the number of metric
+// series must be bounded.
 const MaxModels = 64
 
-// Other is the model under which the figures of further ones are.
+// Other is the model under which the figures of further models are counted.
 const Other = "other"
 
-// Set makes the namespaces of a store, and has their figures by model. The zero Set is ready.
+// Set creates the namespaces of a store, and has their figures by model. The zero Set is ready to use.
 type Set struct {
-	Modes Modes // set before the first namespace is made
+	Modes Modes // set before the first namespace is created
 
-	encoding, decoding staging.Bandwidth // of the codec in a worker
+	encoding, decoding staging.Bandwidth // speeds of the codec in one worker
 
 	mu     sync.Mutex
 	models map[string]*Model
 }
 
-// Model counts what the codec did for the namespaces of one model.
+// Model counts the work of the codec for the namespaces of one model.
 type Model struct {
 	encoded, decoded flow
 	plain            atomic.Int64
@@ -46,20 +47,20 @@ func (f *flow) read() Flow {
 	return Flow{Pages: f.pages.Load(), Stored: f.stored.Load(), Took: time.Duration(f.took.Load())}
 }
 
-// Flow is bytes of extents as they are in pages and as they are stored, and the time that the codec took for them.
+// Flow is the page bytes and the stored bytes of extents, and the time that the codec took for them.
 type Flow struct {
 	Pages, Stored int64
 	Took          time.Duration
 }
 
-// Figures are what the codec did for one model.
+// Figures are the totals of one model.
 type Figures struct {
 	Model            string
 	Encoded, Decoded Flow
-	Plain            int64 // page bytes of pieces that were not compressed because that would not be worth it
+	Plain            int64 // page bytes of pieces stored plainly because compression would not have been worth it
 }
 
-// Namespace is that of a namespace's text, of which nothing is known yet.
+// Namespace returns the record of a namespace, given its text. It is empty at first.
 func (s *Set) Namespace(text string) *Namespace {
 	return &Namespace{set: s, model: s.model(kv.Field(text, "model")), mode: s.Modes.of(text), trial: First}
 }
@@ -79,7 +80,7 @@ func (s *Set) model(name string) *Model {
 	return s.models[name]
 }
 
-// Figures are those of all models, by name.
+// Figures returns the figures of all models, sorted by name.
 func (s *Set) Figures() (list []Figures) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -2,14 +2,15 @@ package codec
 
 import "math"
 
-// A plane of mantissas is as good as random: coding it would cost most of the time and gain nothing. A sample tells.
+// A plane of mantissas is as good as random: encoding it would take most of the time and gain nothing. A sample reveals such a
+// plane.
 const (
 	sampleBytes = 4096
 	sampleRuns  = 8
 )
 
-// sampleCost is what one byte value that occurs so many times in a sample costs, in bits, less what it would cost if all
-// values were as frequent.
+// sampleCost is the cost in bits of a byte value by its number of occurrences in a sample, relative to the cost if all values
+// were equally frequent.
 var sampleCost = func() (t [sampleBytes + 1]float32) {
 	for n := 1; n <= sampleBytes; n++ {
 		t[n] = float32(float64(n) * math.Log2(sampleBytes/float64(n)))
@@ -17,11 +18,11 @@ var sampleCost = func() (t [sampleBytes + 1]float32) {
 	return t
 }()
 
-// uniformBits is the entropy of a sample from which on its plane counts as uniform: what codes gain is less than a fiftieth.
-// A sample of 4,096 random bytes has 7.95 to 7.96 bits for each.
+// uniformBits is the entropy of a sample from which its plane counts as uniform, since codes would gain less than a fiftieth. A
+// sample of 4,096 random bytes has 7.95 to 7.96 bits per byte.
 const uniformBits = 7.85 * sampleBytes
 
-// uniform says that the values of a plane are about as frequent as each other.
+// uniform reports whether all byte values of a plane are about equally frequent.
 func uniform(plane []byte) bool {
 	if len(plane) < 2*sampleBytes {
 		return false
