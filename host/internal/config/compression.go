@@ -9,9 +9,9 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Compression is how the chunks of some namespaces are stored.
+// Compression sets how the chunks of some namespaces are stored.
 type Compression struct {
-	Namespaces []string `toml:"namespaces,omitempty"` // patterns as of [kv.ParsePattern]; any of them
+	Namespaces []string `toml:"namespaces,omitempty"` // patterns: see [kv.ParsePattern]; a namespace must match one of them
 	Mode       string   `toml:"mode"`                 // CompressionOff, CompressionAuto or CompressionHuffman
 }
 
@@ -35,17 +35,17 @@ var modes = map[string]codec.Mode{
 	CompressionOff: codec.Never, CompressionAuto: codec.Faster, CompressionHuffman: codec.Gaining,
 }
 
-// Modes says which chunks are compressed.
+// Modes returns the compression modes of namespaces.
 func (c *Config) Modes() codec.Modes {
 	out := codec.Modes{Rest: modes[c.Store.Compression]}
 	for _, m := range c.Compressions {
-		patterns, _ := kv.ParsePatterns(m.Namespaces) // validated
+		patterns, _ := kv.ParsePatterns(m.Namespaces) // cannot fail: the patterns were validated
 		out.Rules = append(out.Rules, codec.Rule{Namespaces: patterns, Mode: modes[m.Mode]})
 	}
 	return out
 }
 
-// Compresses says whether any chunks may be compressed.
+// Compresses reports whether any chunks may be compressed.
 func (c *Config) Compresses() bool {
 	m := c.Modes()
 	return m.Any(codec.Gaining) || m.Any(codec.Faster)

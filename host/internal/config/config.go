@@ -7,19 +7,20 @@ import (
 	"time"
 )
 
-// Config is all that can be set: see [Key] for the tags.
+// Config holds all settings: see [Key] for the tags.
 type Config struct {
 	Socket string `toml:"socket"`
-	// SocketUsers and SocketGroups are numbers, separated by commas: see [IDs].
+	// SocketUsers and SocketGroups are lists of numbers separated by commas: see [IDs].
 	SocketUsers  string `toml:"socket_users"`
 	SocketGroups string `toml:"socket_groups"`
 
 	PolicyDir string `toml:"policy_dir" reload:"yes"`
-	// PolicyCache is a directory for compiled policies; empty is off, CacheAuto the user's own.
+	// PolicyCache is a directory for compiled policies. Empty turns the cache off, and CacheAuto is the user's own cache
+	// directory.
 	PolicyCache string `toml:"policy_cache"`
-	// PolicyMemory bounds the memory of all policies' instances; 0 for a quarter of the machine's.
+	// PolicyMemory limits the memory of all policies' instances. 0 means a quarter of the machine's memory.
 	PolicyMemory int64 `toml:"policy_memory" is:"size" reload:"yes"`
-	// MaxMemory bounds staging and what clients make the host hold; 0 for half of the machine's memory.
+	// MaxMemory limits staging and the memory that clients make the host hold. 0 means half of the machine's memory.
 	MaxMemory int64 `toml:"max_memory" is:"size"`
 
 	Log     Log     `toml:"log"`
@@ -36,23 +37,23 @@ type Config struct {
 	Roots    []Root   `toml:"root"`
 	Tenants  []Tenant `toml:"tenant" reload:"yes"`
 	Expiries []Expiry `toml:"expiry"`
-	// Compressions say for some namespaces what Store.Compression says for the rest; the first that matches counts.
+	// Compressions override Store.Compression for some namespaces. The first that matches applies.
 	Compressions []Compression `toml:"compression"`
 }
 
-// Peers are the other hosts that lend this one what they hold.
+// Peers configures the other hosts, which lend this one their entries.
 type Peers struct {
-	Hosts     string        `toml:"hosts"`  // host:port of each, separated by commas: see List
-	Listen    string        `toml:"listen"` // where this host lends; empty is nowhere
-	Cert      string        `toml:"cert"`   // a PEM file, as Key and CA; empty: no TLS
+	Hosts     string        `toml:"hosts"`  // list of host:port, separated by commas: see List
+	Listen    string        `toml:"listen"` // address on which this host lends; empty if it lends nothing
+	Cert      string        `toml:"cert"`   // PEM file, as are Key and CA; empty means no TLS
 	Key       string        `toml:"key"`
 	CA        string        `toml:"ca"`
 	Deadline  time.Duration `toml:"deadline" min:"1ms" max:"10s"`
-	Bandwidth int64         `toml:"bandwidth" is:"size"` // most bytes a second that are lent; 0 for no limit
-	NIXL      string        `toml:"nixl"`                // a path, or auto; empty: gRPC alone
+	Bandwidth int64         `toml:"bandwidth" is:"size"` // most bytes a second that are lent; 0 means no limit
+	NIXL      string        `toml:"nixl"`                // path of the library, or auto; empty means gRPC alone
 }
 
-// Log is the level and format of the log.
+// Log configures the log.
 type Log struct {
 	Level  string `toml:"level" one:"debug info warn error" reload:"yes"`
 	Format string `toml:"format" one:"auto text json"`
@@ -70,73 +71,73 @@ const (
 	FormatJSON = "json"
 )
 
-// HTTP is the read-only listener for probes, metrics, the status and the page that shows it.
+// HTTP configures the read-only listener for probes, metrics, the status and its page.
 type HTTP struct {
-	Listen    string `toml:"listen"`   // host:port; empty is off
-	TLSCert   string `toml:"tls_cert"` // PEM file; empty: no TLS
+	Listen    string `toml:"listen"`   // host:port; empty turns it off
+	TLSCert   string `toml:"tls_cert"` // PEM file; empty means no TLS
 	TLSKey    string `toml:"tls_key"`
-	TokenFile string `toml:"token_file"` // empty: no token is wanted
+	TokenFile string `toml:"token_file"` // empty means that no token is required
 	Profiles  bool   `toml:"profiles"`
 
 	ReadyRoots string `toml:"ready_roots" one:"all any none"`
 }
 
-// OTLP is where spans of requests go.
+// OTLP configures the destination of the spans of requests.
 type OTLP struct {
-	Endpoint    string  `toml:"endpoint"` // of the collector; empty is off
+	Endpoint    string  `toml:"endpoint"` // URL of the collector; empty turns spans off
 	HeadersFile string  `toml:"headers_file"`
 	SampleRatio float64 `toml:"sample_ratio"`
 }
 
-// Which roots must be in service for a host to be ready.
+// Values of HTTP.ReadyRoots: the roots that must be in service for the host to be ready.
 const (
 	RootsAll  = "all"
 	RootsAny  = "any"
 	RootsNone = "none"
 )
 
-// Policy is one wasm module and the roles it takes.
+// Policy configures one wasm module and its roles.
 type Policy struct {
-	Name   string `toml:"name,omitempty"` // what operators call it; see Label
-	Module string `toml:"module"`         // path to a .wasm file, or the name of an embedded one
+	Name   string `toml:"name,omitempty"` // name for the operator: see Label
+	Module string `toml:"module"`         // path of a .wasm file, or name of an embedded module
 
-	Namespaces []string `toml:"namespaces,omitempty"`         // patterns of those that admit, place and layout are for; empty for the rest
-	Levels     []int    `toml:"levels,omitempty"`             // to which it admits what moves, as an admit policy
-	Shadow     bool     `toml:"shadow,omitempty"`             // it decides nothing: it is judged on the live requests
-	Capacity   int64    `toml:"capacity,omitempty" is:"size"` // of a shadow's imaginary cache; 0 for what the roots have together
-	Roles      []string `toml:"roles,omitempty"`              // a subset of the module's roles; empty for all of them
-	Grants     []string `toml:"grants,omitempty"`             // imports it may use beyond log and fail
+	Namespaces []string `toml:"namespaces,omitempty"`         // patterns of the namespaces for the roles admit, place and layout; empty means all remaining ones
+	Levels     []int    `toml:"levels,omitempty"`             // levels to which an admit policy admits moves
+	Shadow     bool     `toml:"shadow,omitempty"`             // it decides nothing and is judged on the live requests
+	Capacity   int64    `toml:"capacity,omitempty" is:"size"` // size of a shadow's imaginary cache; 0 means the capacity of all roots together
+	Roles      []string `toml:"roles,omitempty"`              // subset of the module's roles; empty means all of them
+	Grants     []string `toml:"grants,omitempty"`             // imports that it may use in addition to log and fail
 
-	SHA256      string `toml:"sha256,omitempty"`     // that the module must have, in hexadecimal; empty for any
-	PublicKey   string `toml:"public_key,omitempty"` // of minisign in base64, or of cosign in PEM, that must have signed the module; empty for none
-	OnFault     string `toml:"on_fault,omitempty"`   // OnFaultBuiltin (also when empty), OnFaultStop
-	MemoryPages int64  `toml:"memory_pages"`         // of 64 KiB, at most; 0 for 1,024 and 128 bytes for each slot
+	SHA256      string `toml:"sha256,omitempty"`     // required digest of the module in hexadecimal; empty means any
+	PublicKey   string `toml:"public_key,omitempty"` // key that must have signed the module: of minisign in base64, or of cosign in PEM; empty means none
+	OnFault     string `toml:"on_fault,omitempty"`   // OnFaultBuiltin or OnFaultStop; empty means OnFaultBuiltin
+	MemoryPages int64  `toml:"memory_pages"`         // most pages of 64 KiB; 0 means 1,024, and 128 bytes for each slot
 	Fuel        Fuel   `toml:"fuel"`
 
-	Config map[string]string `toml:"config,omitempty"` // the policy's own settings, flattened with dots
+	Config map[string]string `toml:"config,omitempty"` // settings of the policy; names of nested tables are joined by dots
 }
 
-// Fuel limits a policy's calls, at about a unit per instruction; 0 for the defaults.
+// Fuel limits the calls of a policy. A unit is about one instruction. 0 means the default.
 type Fuel struct {
 	Call   int64         `toml:"call"`   // for each call
-	Record int64         `toml:"record"` // on top, for each record of a batch
-	Time   time.Duration `toml:"time"`   // of the processor, for a call that sessions wait for
+	Record int64         `toml:"record"` // in addition for each record of a batch
+	Time   time.Duration `toml:"time"`   // processor time of a call that sessions wait for
 }
 
-// When the level behind a root gets what is stored there.
+// Values of Root.Write: the time at which the next level gets a copy of a stored chunk.
 const (
-	WriteBack    = "back"    // when it is about to leave
-	WriteHits    = "hits"    // when it was loaded, too
+	WriteBack    = "back"    // when the chunk is about to leave the root
+	WriteHits    = "hits"    // also when it was loaded
 	WriteThrough = "through" // at once
 )
 
-// What happens when a policy fails.
+// Values of Policy.OnFault: the consequence of a policy's fault.
 const (
 	OnFaultBuiltin = "builtin"
 	OnFaultStop    = "stop"
 )
 
-// Auto is the value of a size that the host chooses.
+// Auto stands for a size that the host chooses.
 const Auto = -1
 
 const autoText = "auto"
@@ -144,33 +145,33 @@ const autoText = "auto"
 // CacheAuto stands for $XDG_CACHE_HOME/kvhost, or ~/.cache/kvhost.
 const CacheAuto = "auto"
 
-// Root holds pieces. Its path says where: see Kind.
+// Root configures a root, which holds pieces. The path determines its kind: see Kind.
 type Root struct {
 	Path  string `toml:"path"`
-	Level int    `toml:"level"`                                     // how far from the engines: 0 is nearest
-	Write string `toml:"write" one:"back hits through" zero:"back"` // when the next level gets what is stored
-	// Shared says that other hosts use it, too.
+	Level int    `toml:"level"`                                     // distance from the engines; 0 is the nearest
+	Write string `toml:"write" one:"back hits through" zero:"back"` // time at which the next level gets a copy of a stored chunk
+	// Shared means that other hosts use the root, too.
 	Shared bool `toml:"shared"`
 	// RequireMount refuses the root while it is on the file system of /.
 	RequireMount bool   `toml:"require_mount"`
 	Route        string `toml:"route"` // RouteAuto, RouteDirect, RouteStaged
 
-	// AsNeeded says that memory is allocated as chunks need it: see WithMemory. It is no key.
+	// AsNeeded means that memory is allocated as chunks need it: see WithMemory. It is not a key.
 	AsNeeded bool
-	// ForPieces says that the capacity is for pieces alone, and directories come on top: for replays, which count chunks. It
-	// is no key.
+	// ForPieces means that the capacity is for pieces alone, without directories. Replays need this because they count chunks.
+	// It is not a key.
 	ForPieces bool
 
-	Endpoint  string `toml:"endpoint,omitempty"`   // of a bucket: https://host; empty: of AWS
-	Region    string `toml:"region,omitempty"`     // empty: as the environment says
-	PathStyle bool   `toml:"path_style,omitempty"` // the bucket is in the path of requests
-	CAFile    string `toml:"ca_file,omitempty"`    // certificates of who may sign the endpoint's; empty: the system's
+	Endpoint  string `toml:"endpoint,omitempty"`   // endpoint of a bucket, https://host; empty means AWS
+	Region    string `toml:"region,omitempty"`     // empty means the region in the environment
+	PathStyle bool   `toml:"path_style,omitempty"` // requests have the bucket in their path
+	CAFile    string `toml:"ca_file,omitempty"`    // certificates of the authorities that may sign the endpoint's certificate; empty means the system's
 
 	Capacity    int64   `toml:"capacity" is:"size" reload:"yes"`
-	part        float64 // of its file system: what Capacity is made of, when it was loaded
-	Evict       string  `toml:"evict" reload:"yes"`                  // label of the policy that evicts here; empty for the one that no root names
-	MinFree     Amount  `toml:"min_free" reload:"yes"`               // left free on its file system; a percentage is of that
-	DailyWrites int64   `toml:"daily_writes" is:"size" reload:"yes"` // 0: as many as come
+	part        float64 // part of the file system from which Capacity was computed
+	Evict       string  `toml:"evict" reload:"yes"`                  // label of the evict policy; empty means the policy that no root names
+	MinFree     Amount  `toml:"min_free" reload:"yes"`               // space to leave free on the file system; a percentage refers to the file system
+	DailyWrites int64   `toml:"daily_writes" is:"size" reload:"yes"` // 0 means no limit
 }
 
 // Routes of a root's pieces to and from GPUs.
@@ -180,27 +181,27 @@ const (
 	RouteStaged = "staged"
 )
 
-// Store is how roots evict, publish and are shared.
+// Store configures how roots evict, publish and are shared.
 type Store struct {
-	Memory      int64         `toml:"memory" is:"size" auto:"yes"` // of a root in memory before all others: see MemoryBefore
+	Memory      int64         `toml:"memory" is:"size" auto:"yes"` // size of a root in memory in front of all others: see MemoryBefore
 	Durability  string        `toml:"durability" one:"none strict"`
 	Compression string        `toml:"compression" one:"off auto huffman"`
-	IOTimeout   time.Duration `toml:"io_timeout"`            // 0: none
-	HostID      string        `toml:"host_id"`               // empty: from the machine's id
-	SharedPoll  time.Duration `toml:"shared_poll" min:"1ms"` // of roots that hosts share
+	IOTimeout   time.Duration `toml:"io_timeout"`            // 0 means no limit
+	HostID      string        `toml:"host_id"`               // empty means an id derived from the machine's
+	SharedPoll  time.Duration `toml:"shared_poll" min:"1ms"` // interval at which hosts that share a root read each other's records
 	SharedLapse time.Duration `toml:"shared_lapse" min:"4ms"`
 }
 
 // Move bounds the copies between levels of roots.
 type Move struct {
 	Workers int `toml:"workers" min:"1" max:"64"`
-	// Bandwidth is bytes per second; 0: no limit. A disk of 1.7 GB/s keeps what engines store where copies may take 2 GiB/s:
-	// BenchmarkNextLife.
+	// Bandwidth is in bytes per second. 0 means no limit. With 2 GiB/s for copies, a disk of 1.7 GB/s keeps up with the stores
+	// of engines: BenchmarkNextLife.
 	Bandwidth int64         `toml:"bandwidth" is:"size"`
 	Shutdown  time.Duration `toml:"shutdown"`
 }
 
-// What a publication waits for, and how chunks are stored.
+// Values of Store.Durability and Store.Compression.
 const (
 	DurabilityNone   = "none"
 	DurabilityStrict = "strict"
@@ -210,29 +211,29 @@ const (
 	CompressionHuffman = "huffman"
 )
 
-// Engine is how bytes move.
+// Engine configures the transfer of bytes.
 type Engine struct {
-	// ThreadsPerGPU is 24: on an H200 with 16 cores, 24 workers loaded 4 to 20 % more than 16, with compression 15 to 20 %,
-	// and stored as much. 32 load no more (host/docs/lab).
+	// ThreadsPerGPU is 24 by default. On an H200 with 16 cores, 24 workers loaded 4 to 20 % more than 16 workers, and 15 to
+	// 20 % more with compression. They stored as much. 32 workers loaded no more (host/docs/lab).
 	ThreadsPerGPU    int   `toml:"threads_per_gpu" min:"1" max:"1024"`
 	SlotBytes        int64 `toml:"slot_bytes" is:"size" min:"1MiB" max:"1GiB"`
-	MaxStagingMemory int64 `toml:"max_staging_memory" is:"size" auto:"yes" min:"1MiB"` // Auto: as host.OnMachine says
+	MaxStagingMemory int64 `toml:"max_staging_memory" is:"size" auto:"yes" min:"1MiB"` // Auto is resolved by host.OnMachine
 	DirectIO         bool  `toml:"direct_io"`
 }
 
-// GDS is how GPUs are used.
+// GDS configures the use of GPUs.
 type GDS struct {
 	CUDA string `toml:"cuda" one:"auto off"`
 
-	MaxDeviceMemory int64 `toml:"max_device_memory" is:"size"` // for the direct route; 0: everything is staged
+	MaxDeviceMemory int64 `toml:"max_device_memory" is:"size"` // for the direct route; 0 means that everything is staged
 }
 
-// MayUseCuFile says whether libcufile may be loaded and has device memory to work with.
+// MayUseCuFile reports whether libcufile may be loaded and has device memory to work with.
 func (c *Config) MayUseCuFile() bool {
 	return c.GDS.CUDA != CUDAOff && c.GDS.MaxDeviceMemory > 0
 }
 
-// TriesDirect says whether the direct route between a root and the GPUs is tried at start.
+// TriesDirect reports whether the direct route between a root and the GPUs is tried at the start.
 func (c *Config) TriesDirect(r Root) bool {
 	return c.MayUseCuFile() && r.Route != RouteStaged && r.Kind().HasDirectory()
 }
@@ -247,10 +248,10 @@ const (
 type Session struct {
 	LeaseTTL      time.Duration     `toml:"lease_ttl" min:"1ms"`
 	MaxWait       time.Duration     `toml:"max_wait" min:"1ms"`
-	IdleExit      time.Duration     `toml:"idle_exit"`                // 0: never
-	MaxSessions   int               `toml:"max_sessions"`             // 0: as host.OnMachine says
-	MaxRegistered int64             `toml:"max_registered" is:"size"` // of client memory
-	Pins          map[string]string // namespace fields that every session must have
+	IdleExit      time.Duration     `toml:"idle_exit"`                // 0 means never
+	MaxSessions   int               `toml:"max_sessions"`             // 0 is resolved by host.OnMachine
+	MaxRegistered int64             `toml:"max_registered" is:"size"` // client memory in bytes
+	Pins          map[string]string // required values of namespace fields
 }
 
 var defaults = sync.OnceValue(func() *Config {
@@ -261,10 +262,10 @@ var defaults = sync.OnceValue(func() *Config {
 	return &l.Config
 })
 
-// Default is the configuration without any settings: that of the example file.
+// Default returns the configuration without any settings, which is that of the example file.
 func Default() *Config { return defaults().Clone() }
 
-// Capacity is that of all roots.
+// Capacity returns the capacity of all roots together.
 func (c *Config) Capacity() (sum int64) {
 	for _, r := range c.Roots {
 		sum += r.Capacity
@@ -272,7 +273,7 @@ func (c *Config) Capacity() (sum int64) {
 	return sum
 }
 
-// Clone is a copy that shares nothing.
+// Clone returns a deep copy.
 func (c *Config) Clone() *Config {
 	d := *c
 	d.Roots = slices.Clone(c.Roots)

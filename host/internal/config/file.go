@@ -23,7 +23,7 @@ const (
 	readTimeout = 10 * time.Second
 )
 
-// applyFile reads a TOML file over l.
+// applyFile sets the keys that a TOML file contains.
 func (l *Loaded) applyFile(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
@@ -34,13 +34,13 @@ func (l *Loaded) applyFile(name string) error {
 	return l.applyText(name, string(text))
 }
 
-// applyText reads TOML text over l. It reports everything that is wrong, not only the first problem.
+// applyText sets the keys that TOML text contains. It reports all errors, not only the first one.
 func (l *Loaded) applyText(name, text string) error {
 	var tree map[string]any
 	if _, err := toml.Decode(text, &tree); err != nil {
 		var pe toml.ParseError
 		if errors.As(err, &pe) {
-			// Its own line is the next one where a line ends too early.
+			// If a line ends too early, the parser reports the next line.
 			line := 1 + strings.Count(text[:min(max(0, pe.Position.Start), len(text))], "\n")
 			return fmt.Errorf("%w: %s:%d: %s", ErrFile, name, line, pe.Message)
 		}
@@ -58,7 +58,7 @@ type fileReader struct {
 	errs  []error
 }
 
-// origin is the line of a path, or of the nearest table around it.
+// origin returns the line of a path, or of the nearest table around it.
 func (r *fileReader) origin(path string) Origin {
 	for path != "" && r.lines[path] == 0 {
 		path = path[:max(0, strings.LastIndexAny(path, ".["))]
@@ -111,8 +111,8 @@ func (r *fileReader) scalar(path string, value any) {
 	r.into.Origins[path] = r.origin(path)
 }
 
-// unknown is the error for a key that does not exist. It suggests the same name in another section, a similar one in
-// the same section, or any similar one; for a table, a similar section.
+// unknown returns the error for a key that does not exist. It suggests the same name in another section, a similar name
+// in the same section, or any similar name. For a table it suggests a similar section.
 func unknown(path string, value any) error {
 	if _, table := value.(map[string]any); table && Gone(path) == "" && !strings.Contains(path, ".") {
 		names := sections()
@@ -187,10 +187,10 @@ func (a *array) set(element any, name string, value any) error {
 	return k.set(k.field(element), value)
 }
 
-// list is the array in a configuration.
+// list returns the array's value in a configuration.
 func (a *array) list(c *Config) reflect.Value { return reflect.ValueOf(c).Elem().FieldByIndex(a.index) }
 
-// at is the path of an element.
+// at returns the path of an element.
 func (a *array) at(i int) string { return a.name + "[" + strconv.Itoa(i) + "]" }
 
 func (r *Root) setCapacity(path string, value any) error {
@@ -200,7 +200,7 @@ func (r *Root) setCapacity(path string, value any) error {
 	return err
 }
 
-// asSettings reads a table of arbitrary keys, such as a policy's own: nested names are joined by dots.
+// asSettings reads a table of arbitrary keys, such as the settings of a policy. Names of nested tables are joined by dots.
 func asSettings(path string, value any) (map[string]string, error) {
 	table, ok := value.(map[string]any)
 	if !ok {

@@ -2,7 +2,7 @@ package config
 
 const compiling = "a policy is compiled within 2GiB of memory, 1m of processor time and 5m"
 
-// gone are keys that earlier hosts had, and what decides in their place.
+// gone maps keys that earlier hosts had to a text that says what decides now.
 var gone = map[string]string{
 	"policy_compile":               compiling,
 	"policy_compile.memory":        compiling,
@@ -28,7 +28,8 @@ var gone = map[string]string{
 	"root.prices":                  "kvhost_bucket_requests_total and kvhost_bucket_bytes_total, times the server's prices",
 }
 
-// Gone says what decides in place of a key that earlier hosts had, by its path, its variable or its flag. Of others it is empty.
+// Gone returns the text about a key that earlier hosts had, given the key's path, variable or flag. It is empty for all other
+// names.
 func Gone(name string) string {
 	for path, instead := range gone {
 		if name == path || name == EnvName(path) || name == "--"+FlagName(path) {

@@ -20,8 +20,8 @@ func (h *HTTP) validate(bad func(path, format string, args ...any)) {
 	}
 }
 
-// remoteAddress says whether other machines can reach an address. The address must name its interface, because an empty
-// one means all of them, which is seldom meant.
+// remoteAddress reports whether other machines can reach an address. The address must name its interface: an empty one
+// stands for all interfaces, which is seldom intended.
 func remoteAddress(address string) (bool, error) {
 	if address == "" {
 		return false, nil

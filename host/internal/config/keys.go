@@ -13,7 +13,7 @@ type Kind string
 
 const (
 	Text     Kind = "text"
-	Choice   Kind = "choice" // one of Key.Choices
+	Choice   Kind = "choice" // one of the words in Key.Choices
 	Size     Kind = "size"   // bytes
 	Duration Kind = "duration"
 	Count    Kind = "whole number"
@@ -21,38 +21,38 @@ const (
 	Flag     Kind = "true or false"
 )
 
-// Key is a setting: a field of [Config], or of an element of one of its arrays. The field's type and its tags are all that is
-// known of it, but for its default and its meaning, which kvhost.toml has.
+// Key is a setting: a field of [Config], or of an element of one of its arrays. The field's type and tags determine all
+// properties of the key except its default and its meaning, which are in kvhost.toml.
 //
-//	toml:"NAME"         in the file; with ,omitempty a value of nothing is not printed
-//	is:"size"           an int64 of bytes
-//	one:"WORD WORD"     the words that it takes
+//	toml:"NAME"         name in the file; with ,omitempty an empty value is not printed
+//	is:"size"           an int64 is a number of bytes
+//	one:"WORD WORD"     the allowed words
 //	zero:"WORD"         the word for no value
 //	auto:"yes"          a size that may be auto, which is kept as [Auto]
-//	min:"N" max:"N"     limits of a size, a count or a duration; the least is 0 otherwise
-//	reload:"yes"        SIGHUP changes it; else it needs a restart. Of an array: elements come and go, too
+//	min:"N" max:"N"     limits of a size, a count or a duration; without min the least is 0
+//	reload:"yes"        SIGHUP changes the value; else a restart is needed. Elements of an array come and go, too
 type Key struct {
-	Section  string // "" for the top level; an array's name for the keys of its elements
+	Section  string // "" for the top level; the name of the array for the keys of its elements
 	Name     string
-	Kind     Kind // of a list, that of its elements
+	Kind     Kind // for a list, the kind of its elements
 	Choices  []string
-	Min, Max int64 // of a Size, Count or Duration (nanoseconds); a Max of 0 is none
+	Min, Max int64 // limits of a Size, Count or Duration (nanoseconds); a Max of 0 means none
 	Reload   bool
-	Default  string // as it would be written in the environment
-	Help     string // what kvhost.toml says of it, without the default
+	Default  string // default as it would be written in the environment
+	Help     string // text in kvhost.toml without the default
 
-	array     bool // of elements
+	array     bool // the key is a list
 	omitEmpty bool
 	auto      bool
 	zero      string
-	index     []int // of the field in Config, or in an element
+	index     []int // index of the field in Config, or in an element
 	inner     []*Key
 }
 
-// Path is the key's full name: section.name.
+// Path returns the full name of the key: section.name.
 func (k *Key) Path() string { return strings.TrimPrefix(k.Section+"."+k.Name, ".") }
 
-// field is the key's field in a pointer to a configuration or an element.
+// field returns the key's field in a configuration or an element, given a pointer to it.
 func (k *Key) field(of any) reflect.Value { return reflect.ValueOf(of).Elem().FieldByIndex(k.index) }
 
 // array is an array of tables.
@@ -64,7 +64,7 @@ type array struct {
 	fresh  any // an element before its keys are read
 }
 
-// Keys are the scalar keys in the order of the example file. The slice is the package's.
+// Keys returns the scalar keys in the order of the example file. The caller must not change the slice.
 func Keys() []*Key { return keys }
 
 var (
@@ -82,7 +82,7 @@ func init() {
 	arrayNamed("root").fresh = root
 }
 
-// keysOf walks a struct: a struct in it is a section, and a list of structs an array of tables.
+// keysOf walks a struct. A struct inside it is a section, and a list of structs is an array of tables.
 func keysOf(t reflect.Type, section string, at []int) (list []*Key, tables []*array) {
 	for f := range t.Fields() {
 		name, omit, _ := strings.Cut(f.Tag.Get("toml"), ",")
@@ -165,7 +165,7 @@ func keyNamed(list []*Key, name string) *Key {
 	return nil
 }
 
-// sections are the tables of scalar keys in order.
+// sections returns the tables of scalar keys in order.
 func sections() (list []string) {
 	for _, k := range keys {
 		if k.Section != "" && (len(list) == 0 || list[len(list)-1] != k.Section) {
@@ -175,7 +175,7 @@ func sections() (list []string) {
 	return list
 }
 
-// named are the scalar keys by a name.
+// named returns the scalar keys by a name.
 func named(name func(*Key) string) map[string]*Key {
 	m := make(map[string]*Key, len(keys))
 	for _, k := range keys {
@@ -196,7 +196,7 @@ func namesOf(list []*Key) (out []string) {
 //go:embed kvhost.toml
 var example string
 
-// comments are those of the scalar keys in the example, by their paths.
+// comments holds the comments of the scalar keys in the example file, by path.
 var comments = func() map[string]string {
 	m, section, comment := map[string]string{}, "", ""
 	for line := range strings.Lines(example) {

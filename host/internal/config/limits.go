@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// Amount is bytes, or a share of what the key names.
+// Amount is a number of bytes, or a part of something that the key names.
 type Amount struct {
 	Bytes int64
-	Part  float64 // 0 to 1; 0: Bytes counts
+	Part  float64 // 0 to 1; 0 means that Bytes applies
 }
 
 // parseAmount reads a size, or a percentage such as "5%".
@@ -52,19 +52,19 @@ func (a *Amount) set(path string, from any) (err error) {
 	return inKey(path, err)
 }
 
-// Tenant is a rule for each of some tenants.
+// Tenant is a rule that applies to each tenant of a range.
 type Tenant struct {
 	TenantIDs `toml:"id"`
-	Quota     Amount   `toml:"quota"`                           // a percentage is of each root's capacity
-	UIDs      []uint32 `toml:"uids,omitempty" max:"4294967294"` // users that may be the tenant; nil: no rule
-	Private   bool     `toml:"private,omitempty"`               // its entries are visible to it alone, and no others to it
-	Sessions  int      `toml:"sessions" max:"2147483648"`       // most sessions; 0: no rule
+	Quota     Amount   `toml:"quota"`                           // a percentage refers to the capacity of each root
+	UIDs      []uint32 `toml:"uids,omitempty" max:"4294967294"` // users that may act for the tenant; nil means no rule
+	Private   bool     `toml:"private,omitempty"`               // the tenant sees its own entries only, and no other tenant sees them
+	Sessions  int      `toml:"sessions" max:"2147483648"`       // most sessions; 0 means no rule
 }
 
-// TenantIDs are the numbers of some tenants.
+// TenantIDs is a range of tenants.
 type TenantIDs struct{ First, Last uint32 }
 
-// IDs reads numbers of users or groups that are separated by commas.
+// IDs parses a list of user or group numbers separated by commas.
 func IDs(text string) (list []uint32, err error) {
 	for part := range strings.SplitSeq(text, ",") {
 		if part = strings.TrimSpace(part); part == "" {
@@ -98,7 +98,7 @@ func parseTenants(text string) (first, last uint32, err error) {
 	return uint32(a), uint32(b), nil
 }
 
-// ID is the tenants in the form of the file.
+// ID returns the range as it is written in the file.
 func (t TenantIDs) ID() string {
 	switch {
 	case t.First == 0 && t.Last == 1<<32-1:
@@ -123,9 +123,9 @@ func (t *TenantIDs) set(path string, from any) (err error) {
 
 func (t TenantIDs) toml() string { return quote(t.ID()) }
 
-// Expiry is how long the entries of some models are served.
+// Expiry is the time to live of entries of some models.
 type Expiry struct {
-	Model string        `toml:"model"` // a pattern as of [path.Match]
+	Model string        `toml:"model"` // pattern: see [path.Match]
 	TTL   time.Duration `toml:"ttl"`
 }
 

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// linesOf finds where tables and keys of TOML text begin, by their paths: log.level, root[1], root[1].capacity. The parser keeps
-// this to itself.
+// linesOf returns the lines in which tables and keys of TOML text begin, by path: log.level, root[1], root[1].capacity. The
+// TOML library does not expose them.
 func linesOf(text string) map[string]int {
 	found, elements, within := map[string]int{}, map[string]int{}, ""
 	var value openValue
@@ -44,9 +44,9 @@ func linesOf(text string) map[string]int {
 
 var bare = strings.NewReplacer(" ", "", "\t", "", `"`, "", "'", "")
 
-// openValue is what of a value goes on in the next line.
+// openValue is a value that continues on the next line.
 type openValue struct {
-	text     string // the end of a text of several lines
+	text     string // delimiter that ends a multi-line string
 	brackets int
 }
 

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// Source is where a configuration comes from. Later fields override earlier ones.
+// Source lists the sources of a configuration. Later fields override earlier ones.
 type Source struct {
-	File  string    // a TOML file; "" for none
-	Env   []string  // as os.Environ gives it
+	File  string    // TOML file, or empty
+	Env   []string  // in the form of os.Environ
 	Flags []Setting // in the order of the command line
 }
 
@@ -21,7 +21,7 @@ type Setting struct {
 	Value string
 }
 
-// From is where a value comes from.
+// From is a kind of source of a value.
 type From uint8
 
 const (
@@ -33,7 +33,7 @@ const (
 
 func (f From) String() string { return [...]string{"default", "file", "env", "flag"}[f] }
 
-// Origin is where a value comes from: file:line, the variable or the flag.
+// Origin is the source of a value: file and line, variable, or flag.
 type Origin struct {
 	From  From
 	Where string
@@ -50,12 +50,12 @@ func (o Origin) String() string {
 type Loaded struct {
 	Config   Config
 	Origins  map[string]Origin // by key path; array elements as "root[0]"; absent means default
-	Warnings []string          // about variables that are no settings: an orchestrator, or another cache's setup, may have set them
+	Warnings []string          // about variables that are not settings; an orchestrator, or the setup of another cache, may have set them
 
 	replaced []Policy
 }
 
-// Load puts file, environment and flags over the defaults and validates the result.
+// Load applies file, environment and flags to the defaults and validates the result.
 func Load(src Source) (*Loaded, error) {
 	l := &Loaded{Config: *Default(), Origins: map[string]Origin{}}
 	var err error
@@ -65,10 +65,10 @@ func Load(src Source) (*Loaded, error) {
 		}
 	}
 	if err = errors.Join(err, l.applyEnv(src.Env), l.applyFlags(src.Flags)); err != nil {
-		return nil, err // not what it does not fit, since what was refused has no value
+		return nil, err // without further checks, since a refused value is not set
 	}
 	for i := range l.Config.Roots {
-		// A directory is made by its own name, which a slash behind it would hide. Of "./memory:" all else stays.
+		// A directory is created by its own name, so a trailing slash is removed. For "./memory:" the rest of the path is kept.
 		if path := strings.TrimRight(l.Config.Roots[i].Path, "/"); path != "" && l.Config.Roots[i].Kind() == Directory {
 			l.Config.Roots[i].Path = path
 		}
@@ -79,22 +79,22 @@ func Load(src Source) (*Loaded, error) {
 	return l, l.validate()
 }
 
-// EnvName is the variable that sets a key: KVHOST_LOG_LEVEL for log.level.
+// EnvName returns the variable that sets a key: KVHOST_LOG_LEVEL for log.level.
 func EnvName(path string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
 }
 
-// FlagName is the flag that sets a key, without the dashes: log-level for log.level.
+// FlagName returns the flag that sets a key, without the dashes: log-level for log.level.
 func FlagName(path string) string {
 	return strings.NewReplacer(".", "-", "_", "-").Replace(path)
 }
 
 const envPrefix = "KVHOST_"
 
-// EnvFile names the configuration file when no flag does.
+// EnvFile is the variable that names the configuration file if no flag does.
 const EnvFile = envPrefix + "CONFIG"
 
-// envProgram names the program for engines that start a host of their own.
+// envProgram is the variable that names the kvhost program for engines that start their own host.
 const envProgram = envPrefix + "BIN"
 
 // serviceLink matches the variables that Kubernetes sets in every container for a Service with a name such as kvhost-peers.
@@ -128,7 +128,7 @@ func (l *Loaded) applyEnv(environ []string) error {
 			if links++; links == 1 {
 				link = name
 			}
-		case k == nil && Gone(name) != "": // no orchestrator sets it
+		case k == nil && Gone(name) != "": // an orchestrator would not set it
 			err = fmt.Errorf("%w%s", ErrKey, Gone(name))
 		case k == nil:
 			l.Warnings = append(l.Warnings, fmt.Sprintf("%s is not a setting of kvhost%s", name, Suggest(name, sorted(byEnv))))
@@ -223,7 +223,7 @@ func (l *Loaded) add(array, text string, origin Origin) error {
 	return nil
 }
 
-// cutSize divides a root as one text, path=capacity. A path may have the sign too: a capacity has no slash.
+// cutSize splits a root that is given as path=capacity. A path may contain the sign as well, and a capacity has no slash.
 func cutSize(text string) (path, size string, given bool) {
 	i := strings.LastIndexByte(text, '=')
 	if i < 0 || strings.Contains(text[i:], "/") {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// measure makes bytes of the capacities that are a part of the root's file system.
+// measure converts capacities that are a part of the root's file system to bytes.
 func (l *Loaded) measure() (err error) {
 	for i := range l.Config.Roots {
 		r := &l.Config.Roots[i]
@@ -32,8 +32,8 @@ func (l *Loaded) measure() (err error) {
 	return err
 }
 
-// fileSystemBytes is the size of the file system that holds a path, or will: the path may not be there yet. A file system
-// that hangs is given up.
+// fileSystemBytes returns the size of the file system of a path, which need not exist yet. It does not wait long for a file
+// system that hangs.
 func fileSystemBytes(path string) (int64, error) {
 	type answer struct {
 		total int64

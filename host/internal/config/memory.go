@@ -2,12 +2,12 @@ package config
 
 import "slices"
 
-// leastMemory is the least that a host takes for a root in memory of its own accord.
+// leastMemory is the smallest root in memory that a host creates without being told to.
 const leastMemory = 128 << 20
 
-// MemoryBefore is the size of the root in memory before those of the configuration, on a machine with so much memory
-// available; 0 for none. A host takes part of it of its own accord only where the operator has arranged no levels, and where
-// a publication does not promise that the chunk is on a disk.
+// MemoryBefore returns the size of the root in memory in front of the configured ones, given the available memory of the
+// machine. 0 means none. Without being told to, a host creates such a root only if the operator has not configured levels, and
+// if a publication need not mean that the chunk is on a disk.
 func (c *Config) MemoryBefore(available int64) int64 {
 	if c.Store.Memory != Auto {
 		return c.Store.Memory
@@ -23,8 +23,8 @@ func (c *Config) MemoryBefore(available int64) int64 {
 	return n
 }
 
-// WithMemory is the configuration with a root in memory of so many bytes, nearer than all others. What is stored there is
-// copied to the next level at once. With 0 bytes it is the configuration itself.
+// WithMemory returns the configuration with a root in memory of the given size, nearer than all others. Chunks stored there are
+// copied to the next level at once. With 0 bytes it returns the configuration itself.
 func (c *Config) WithMemory(bytes int64) *Config {
 	if bytes == 0 {
 		return c

@@ -2,7 +2,7 @@ package config
 
 import "fmt"
 
-// Suggest is "; did you mean X?" for the candidate most similar to word, or nothing when none is similar.
+// Suggest returns "; did you mean X?" for the candidate most similar to word. It returns nothing if none is similar.
 func Suggest(word string, candidates []string) string {
 	best, least := "", (len(word)+2)/3+1
 	for _, c := range candidates {

@@ -1,7 +1,7 @@
 package config
 
-// othersNames are variables of LMCache, of llm-d's storage connector and of UCM that kvhost does not read, and what it has for each.
-// A connector's settings are those in an engine's kv_connector_extra_config. host/docs/names.md has them all.
+// othersNames maps variables of LMCache, llm-d's storage connector and UCM, which kvhost does not read, to the setting that kvhost has
+// instead. Settings of a connector belong in the engine's kv_connector_extra_config. host/docs/names.md has the whole list.
 var othersNames = map[string]string{
 	"LMCACHE_CACHE_POLICY":        "policy",
 	"LMCACHE_CHUNK_SIZE":          "chunk_tokens, the connector's",

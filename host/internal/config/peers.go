@@ -14,7 +14,7 @@ func (p *Peers) List() (list []string) {
 	return list
 }
 
-// On says whether this host lends or borrows.
+// On reports whether this host lends or borrows.
 func (p *Peers) On() bool { return p.Listen != "" || p.Hosts != "" }
 
 func (p *Peers) validate(bad func(path, format string, args ...any)) {

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// pinsPath is the table of namespace fields that the operator pins.
+// pinsPath is the path of the table of namespace fields that the operator pins.
 const pinsPath = "session.pins"
 
-// pinFields are the fields of a namespace's text, besides group.NUMBER and extra.NAME.
+// pinFields are the fields of a namespace's text, in addition to group.NUMBER and extra.NAME.
 var pinFields = []string{
 	"model", "revision", "dtype", "engine", "hash_algorithm", "hash_seed", "key_bytes", "tokens_per_block",
 	"tensor_parallel",

@@ -11,7 +11,8 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Label is the name of the i-th policy, or its module's name, with a number when an earlier policy has that.
+// Label returns the name of the i-th policy, or the name of its module. If an earlier policy has that name, a number is
+// appended.
 func (c *Config) Label(i int) string {
 	p := &c.Policies[i]
 	if p.Name != "" {
@@ -25,7 +26,7 @@ func (c *Config) Label(i int) string {
 	return label
 }
 
-// labels are those that the i-th policy may not have: of the policies before it, and explicit names after it.
+// labels returns the labels that the i-th policy must not have: those of earlier policies, and explicit names of later ones.
 func (c *Config) labels(i int) (list []string) {
 	for k := range c.Policies {
 		switch {
@@ -38,7 +39,7 @@ func (c *Config) labels(i int) (list []string) {
 	return list
 }
 
-// Labelled is the policy of a label, or nil.
+// Labelled returns the policy with a label, or nil.
 func (c *Config) Labelled(label string) *Policy {
 	for i := range c.Policies {
 		if c.Label(i) == label {
@@ -48,7 +49,7 @@ func (c *Config) Labelled(label string) *Policy {
 	return nil
 }
 
-// EvictsByName says whether a root names the i-th policy.
+// EvictsByName reports whether a root names the i-th policy.
 func (c *Config) EvictsByName(i int) bool {
 	label := c.Label(i)
 	return slices.ContainsFunc(c.Roots, func(r Root) bool { return r.Evict == label })

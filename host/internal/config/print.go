@@ -37,8 +37,8 @@ func (l *Loaded) Print(w io.Writer) error {
 	return b.Flush()
 }
 
-// heading is a section's first line. A section in which nothing was set leaves nothing behind where lines with "# default" are
-// cut: no empty line is before it.
+// heading returns the first lines of a section. If nothing in the section was set, there is no empty line before it, so that
+// deleting the lines with "# default" leaves nothing behind.
 func (l *Loaded) heading(section string) string {
 	for _, k := range keys {
 		if k.Section == section && l.Origins[k.Path()].From != FromDefault {
@@ -48,7 +48,7 @@ func (l *Loaded) heading(section string) string {
 	return "[" + section + "] # default"
 }
 
-// JSON is what Print writes, and the origins by the values' paths.
+// JSON returns the same content as Print, and the origins by the paths of the values.
 func (l *Loaded) JSON() (any, error) {
 	var text bytes.Buffer
 	var values map[string]any
@@ -69,7 +69,7 @@ func Example(w io.Writer) error {
 	return err
 }
 
-// Wrap breaks a text into lines of at most so many bytes.
+// Wrap breaks a text into lines of at most width bytes.
 func Wrap(text string, width int) []string {
 	var lines []string
 	line := ""

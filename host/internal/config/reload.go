@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Change is a key that two configurations have different values of.
+// Change is a key with different values in two configurations.
 type Change struct {
 	Key     string
-	Restart string // why a running host cannot change it; empty: it can
+	Restart string // why a running host cannot change it; empty if it can
 }
 
 const needsRestart = "needs a restart"
 
-// Changes compares two configurations. Root directories are compared in the order that they are configured in.
+// Changes compares two configurations. Roots are compared in the order in which they are configured.
 func Changes(old, next *Config) (list []Change) {
 	add := func(key string, reload bool) {
 		c := Change{Key: key}
@@ -43,7 +43,8 @@ func Changes(old, next *Config) (list []Change) {
 	return list
 }
 
-// changes are the keys of elements with other values. Elements come and go with a restart, unless all of the array is reloaded.
+// changes lists the keys of elements with different values. Added and removed elements need a restart, unless the whole array
+// can be reloaded.
 func (a *array) changes(old, next *Config, add func(key string, reload bool)) {
 	was, is := a.list(old), a.list(next)
 	if a.reload {

@@ -6,23 +6,24 @@ import (
 	"github.com/kvhost/kvhost/host/internal/s3fs"
 )
 
-// RootKind is what holds a root's pieces. It says what follows from that, so that who asks need not know the kinds.
+// RootKind is the kind of place that holds a root's pieces. Its methods are the properties that follow from the kind, so that
+// other packages need not compare kinds.
 type RootKind int
 
 const (
 	// Directory is a directory of the operating system.
 	Directory RootKind = iota
-	// Memory is page-locked memory of the host, gone with it.
+	// Memory is page-locked memory of the host. Its content is lost when the host stops.
 	Memory
-	// Bucket is the objects below a prefix of a bucket.
+	// Bucket is a prefix of a bucket, whose objects are the pieces.
 	Bucket
 )
 
-// MemoryPrefix begins the path of a root in page-locked memory: "memory:", or "memory:name" where there are several. A
-// directory of such a name can be written as "./memory:".
+// MemoryPrefix begins the path of a root in page-locked memory: "memory:", or "memory:name" if there are several. A
+// directory with such a name can be written as "./memory:".
 const MemoryPrefix = "memory:"
 
-// Kind is what the root's path names.
+// Kind returns the kind of place that the root's path names.
 func (r Root) Kind() RootKind {
 	switch {
 	case strings.HasPrefix(r.Path, MemoryPrefix):
@@ -33,11 +34,12 @@ func (r Root) Kind() RootKind {
 	return Directory
 }
 
-// HasDirectory says that the root has a file system that others may use too: it is found by its absolute path, can be
-// measured, mounted and shared, holds directories beside pieces, and its files have descriptors.
+// HasDirectory reports whether the root is a directory of the operating system, which other programs may use as well.
+// Such a root has an absolute path. It can be measured, mounted and shared, contains directories in addition to pieces,
+// and its files have descriptors.
 func (k RootKind) HasDirectory() bool { return k == Directory }
 
-// TakesMemory says that the root's capacity is memory of this machine, and the same as long as the host runs.
+// TakesMemory reports whether the root's capacity is memory of this machine, which does not change while the host runs.
 func (k RootKind) TakesMemory() bool { return k == Memory }
 
 func (r Root) takesMemory() bool { return r.Kind().TakesMemory() }

@@ -22,7 +22,8 @@ import (
 // MaxSocketPath is the limit of a sockaddr_un, without the suffix ".fd" of the descriptor socket.
 const MaxSocketPath = 107 - len(".fd")
 
-// SocketDir makes a temporary directory for a socket with a name of one letter: in TMPDIR, unless its path is too long for that.
+// SocketDir creates a temporary directory for a socket with a name of one letter. The directory is in TMPDIR, unless the path
+// would be too long for a socket.
 func SocketDir(pattern string) (string, error) {
 	dir, err := os.MkdirTemp("", pattern)
 	if err != nil || len(dir)+len("/s") <= MaxSocketPath {
@@ -34,15 +35,14 @@ func SocketDir(pattern string) (string, error) {
 
 // Problem is an invalid value, or one that contradicts another.
 type Problem struct {
-	Path string // of the key
+	Path string // path of the key
 	Text string
 }
 
 func (p *Problem) Error() string { return p.Path + ": " + p.Text }
 func (p *Problem) Unwrap() error { return ErrValue }
 
-// Validate reports everything that is wrong. Single values were checked when they were set; it checks how they fit
-// together.
+// Validate reports all errors. Single values were checked when they were set, so it checks how they fit together.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(path, format string, args ...any) {
@@ -86,10 +86,10 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 	}
 	most := maxLevel
 	if c.Peers.On() {
-		most-- // for what other hosts lend, behind all others
+		most-- // for the level of other hosts, behind all others
 	}
 	if m := c.Store.Memory; m > 0 {
-		most-- // for the root before all others
+		most-- // for the root in memory in front of all others
 		if m < smallestMemory {
 			bad("store.memory", "%s, want at least %s, or 0", FormatSize(m), FormatSize(smallestMemory))
 		}
@@ -163,7 +163,7 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 	}
 }
 
-// within says whether a root is another one or inside of it, by their paths.
+// within reports whether a root is the same as another one or inside it, according to their paths.
 func (r Root) within(o Root) bool {
 	mine, err := filepath.Abs(r.Path)
 	if others, oerr := filepath.Abs(o.Path); err == nil && oerr == nil && r.Path != "" && o.Path != "" && r.Kind() == o.Kind() {
@@ -172,16 +172,16 @@ func (r Root) within(o Root) bool {
 	return false
 }
 
-// smallestRoot is the least capacity of a root: one piece of one page.
+// smallestRoot is the smallest capacity of a root: one piece of one page.
 const smallestRoot = 8 << 10
 
 // maxLevel is the highest level of a root.
 const maxLevel = 7
 
-// smallestMemory is the least capacity of a root in memory.
+// smallestMemory is the smallest capacity of a root in memory.
 const smallestMemory = 1 << 20
 
-// validateApart refuses what has no meaning for a root without a directory.
+// validateApart refuses settings that have no meaning for a root without a directory.
 func (r Root) validateApart(at string, bad func(path, format string, args ...any)) {
 	k := r.Kind()
 	if r.Shared && k.TakesMemory() {
@@ -207,7 +207,7 @@ func (r Root) validateApart(at string, bad func(path, format string, args ...any
 	}
 }
 
-// Bucket is how a root in a bucket is reached.
+// Bucket returns the configuration of the bucket of a root.
 func (r Root) Bucket() s3fs.Config {
 	return s3fs.Config{
 		Path: r.Path, Endpoint: r.Endpoint, Region: r.Region, PathStyle: r.PathStyle, CAFile: r.CAFile,
@@ -215,7 +215,7 @@ func (r Root) Bucket() s3fs.Config {
 	}
 }
 
-// validateMemory refuses what a root in memory, which is this process's and ends with it, cannot have.
+// validateMemory refuses settings that a root in memory cannot have, because it belongs to this process and ends with it.
 func (r Root) validateMemory(at string, bad func(path, format string, args ...any)) {
 	name := strings.TrimPrefix(r.Path, MemoryPrefix)
 	if strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" || len(name) > 32 {
@@ -283,7 +283,7 @@ func (l *Loaded) validate() error {
 	return errors.Join(errs...)
 }
 
-// where is the origin of a key, or of the array element that it belongs to.
+// where returns the origin of a key, or of the array element that it belongs to.
 func (l *Loaded) where(path string) string {
 	if o, ok := l.Origins[path]; ok {
 		return o.Where

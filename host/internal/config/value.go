@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// value is a field that reads a value of TOML by itself.
+// value is a field that parses its own TOML value.
 type value interface {
 	set(path string, from any) error
 	toml() string
 }
 
-// set puts a value of TOML into a field, or the text of a variable or a flag.
+// set sets a field to a TOML value, or to the text of a variable or a flag.
 func (k *Key) set(field reflect.Value, from any) error {
 	if v, reads := field.Addr().Interface().(value); reads {
 		return v.set(k.Path(), from)
@@ -50,7 +50,7 @@ func (k *Key) setList(field reflect.Value, from any) error {
 			return fmt.Errorf("%w (%v)", err, v)
 		}
 	}
-	if len(list) > 0 || field.Type().Elem().Kind() == reflect.Uint32 { // no users is a rule, too
+	if len(list) > 0 || field.Type().Elem().Kind() == reflect.Uint32 { // an empty list of users is a rule, too
 		field.Set(out)
 	}
 	return nil
@@ -126,7 +126,7 @@ func typeName(value any) string {
 	return "a date or time"
 }
 
-// parse reads text as the key's kind.
+// parse parses text according to the key's kind.
 func (k *Key) parse(field reflect.Value, text string) error {
 	switch field.Kind() {
 	case reflect.String:
@@ -201,7 +201,7 @@ func (k *Key) bad(text, want string) error {
 	return fmt.Errorf("%w: %s = %q: %s", ErrValue, k.Path(), text, want)
 }
 
-// inKey puts a key before an error of its value.
+// inKey adds the key to an error about its value.
 func inKey(path string, err error) error {
 	if err != nil {
 		err = fmt.Errorf("%s: %w", path, err)
@@ -221,7 +221,7 @@ func (k *Key) format(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// text is the value of a field, as parse would read it.
+// text returns the value of a field in the form that parse reads.
 func (k *Key) text(field reflect.Value) string {
 	switch field.Kind() {
 	case reflect.String:
@@ -236,7 +236,7 @@ func (k *Key) text(field reflect.Value) string {
 	return k.format(field.Int())
 }
 
-// toml is the value of a field as TOML; empty: it is left out.
+// toml returns the value of a field as TOML. It is empty if the key is left out.
 func (k *Key) toml(field reflect.Value) string {
 	if k.omitEmpty && field.IsZero() {
 		return ""
@@ -278,7 +278,7 @@ func (k *Key) toml(field reflect.Value) string {
 	return quote(text)
 }
 
-// sizeTOML is a size as TOML: a number where there is no unit.
+// sizeTOML returns a size as TOML: a number if it has no unit.
 func sizeTOML(text string) string {
 	if strings.Trim(text, "0123456789") == "" {
 		return text
@@ -296,7 +296,8 @@ var sizeUnits = []struct {
 	{"k", 1 << 10}, {"m", 1 << 20}, {"g", 1 << 30}, {"t", 1 << 40}, {"p", 1 << 50},
 }
 
-// ParseSize reads bytes: a whole number, or a number with a unit (KiB or K = 1024, KB = 1000, and so on up to PiB and PB).
+// ParseSize parses a size in bytes: a whole number, or a number with a unit (KiB or K = 1024, KB = 1000, and so on up to PiB
+// and PB).
 func ParseSize(text string) (int64, error) {
 	number, unit := strings.TrimSpace(text), int64(1)
 	if number == "" {
@@ -326,7 +327,7 @@ func ParseSize(text string) (int64, error) {
 	return int64(f), nil
 }
 
-// FormatSize writes bytes exactly, with the largest binary unit that divides them.
+// FormatSize formats a size exactly, with the largest binary unit that divides it.
 func FormatSize(n int64) string {
 	for i := 4; i >= 0; i-- {
 		if u := sizeUnits[i]; n != 0 && n%u.bytes == 0 {
@@ -336,7 +337,7 @@ func FormatSize(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// SizeText writes bytes for people: in the largest binary unit, with one digit after the point unless it would be 0.
+// SizeText formats a size for people, in the largest binary unit. It has one digit after the point unless the number is whole.
 func SizeText[N int64 | uint64](n N) string {
 	const units = "KMGTPE"
 	if n < 1024 {
@@ -352,7 +353,7 @@ func SizeText[N int64 | uint64](n N) string {
 	return fmt.Sprintf("%.1f %ciB", v, units[i])
 }
 
-// DecimalText writes bytes for people in decimal units, as traces and figures have.
+// DecimalText formats a size for people in decimal units, as traces and figures do.
 func DecimalText(n int64) string {
 	const units = "kMGTP"
 	v, i := float64(n)/1000, 0
@@ -365,7 +366,7 @@ func DecimalText(n int64) string {
 	return fmt.Sprintf("%.4g %cB", v, units[i])
 }
 
-// quote writes a TOML basic string.
+// quote returns a TOML basic string.
 func quote(s string) string {
 	var b strings.Builder
 	b.WriteByte('"')
