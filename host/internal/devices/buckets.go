@@ -10,10 +10,11 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
-// longestTerm is how long a bucket's lock is held without being renewed, and what a start after a kill may wait for.
+// longestTerm is the longest time for which a bucket's lock is valid without being renewed. A start after a kill may have to
+// wait that long.
 const longestTerm = 15 * time.Second
 
-// openBuckets makes the file systems of the roots in buckets. No server is asked.
+// openBuckets creates the file systems of the roots in buckets. It sends no request to a server.
 func (d *Devices) openBuckets() error {
 	d.bucket = map[int]*s3fs.FS{}
 	for i, r := range d.cfg.Roots {
@@ -24,7 +25,7 @@ func (d *Devices) openBuckets() error {
 		c.Target, c.Log, c.Term = pieceformat.Target, d.log.With("root", r.Path), longestTerm
 		c.Holder, _ = os.Hostname()
 		if limit := d.cfg.Store.IOTimeout; limit > 0 {
-			c.Term, c.Budget = min(longestTerm, limit/2), limit*2/5 // who waits for a lock to lapse does so in one operation
+			c.Term, c.Budget = min(longestTerm, limit/2), limit*2/5 // so that one operation is long enough to wait until a lock lapses
 		}
 		fsys, err := s3fs.Open(c)
 		if err != nil {

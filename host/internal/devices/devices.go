@@ -15,24 +15,26 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Devices are the GPUs of a host. The zero number of GPUs is normal: the host then serves host memory.
+// Devices holds the GPUs of a host, and the file systems of roots that are not directories. A host without GPUs is normal: it
+// serves host memory.
 type Devices struct {
 	cfg    *config.Config
 	log    *slog.Logger
 	driver *gds.Driver // nil without GPUs
 	gpus   []*gds.GPU
-	cufile *gds.CuFile       // nil: everything is staged
-	memory map[int]*memfs.FS // of roots in memory
-	bucket map[int]*s3fs.FS  // of roots in buckets
+	cufile *gds.CuFile       // nil if everything is staged
+	memory map[int]*memfs.FS // file systems of roots in memory, by root
+	bucket map[int]*s3fs.FS  // file systems of roots in buckets, by root
 
 	endProbes context.CancelFunc // nil before OpenRoutes
 	routed    chan struct{}
 
 	mu     sync.Mutex
-	direct []*gds.DirectRoute // of GPUs
+	direct []*gds.DirectRoute // direct routes of the GPUs
 }
 
-// Open makes the file systems of roots that have one of their own, and loads the CUDA driver. It logs when there is none.
+// Open creates the file systems of roots that are not directories, and loads the CUDA driver. If there is no driver, it logs
+// this and continues.
 func Open(cfg *config.Config, log *slog.Logger) (*Devices, error) {
 	d := &Devices{cfg: cfg, log: log, routed: make(chan struct{})}
 	if err := errors.Join(d.openMemory(), d.openBuckets()); err != nil {
@@ -45,7 +47,7 @@ func Open(cfg *config.Config, log *slog.Logger) (*Devices, error) {
 	if err != nil {
 		reason := err
 		if errors.Is(err, gds.ErrNoDriver) {
-			reason = gds.ErrNoDriver // which file is missing where is of no use at each start
+			reason = gds.ErrNoDriver // the names of the missing files are not useful at each start
 			log.Debug("the driver cannot be loaded", "error", err)
 		}
 		log.Info("no GPU in use; clients can register host memory only", "reason", reason)
@@ -55,11 +57,12 @@ func Open(cfg *config.Config, log *slog.Logger) (*Devices, error) {
 	return d, nil
 }
 
-// GPUs are the GPUs in use.
+// GPUs returns the GPUs in use.
 func (d *Devices) GPUs() []*gds.GPU { return d.gpus }
 
-// OpenGPUs takes the machine's GPUs into use and adds them to the engine. One that cannot be used is logged and left
-// out. Then it page-locks the memory of roots for them, and for others if there are; yields waits for what that would delay.
+// OpenGPUs takes the machine's GPUs into use and adds them to the engine. A GPU that cannot be used is logged and left out.
+// Then OpenGPUs page-locks the memory of roots for the GPUs, and for others if there are any. It calls yields before each step,
+// to wait for the work that page-locking would delay.
 func (d *Devices) OpenGPUs(engine *transfer.Engine, yields func(), others ...staging.Pinner) error {
 	if d.driver == nil {
 		d.startMemory(nil, others, yields)
@@ -94,29 +97,30 @@ func (d *Devices) OpenGPUs(engine *transfer.Engine, yields func(), others ...sta
 	return nil
 }
 
-// cuFileOperations is how many are in flight on a GPU, each on a thread of its own.
+// cuFileOperations is the number of cuFile operations in flight on a GPU. Each has a thread of its own.
 const cuFileOperations = 16
 
-// idleHandles is how many files stay registered with cuFile while they are not in use. Each takes a descriptor.
+// idleHandles is the maximum number of files that stay registered with cuFile while they are not in use. Each takes a
+// descriptor.
 const idleHandles = 256
 
 // maxWindow is the largest window of a copy thread. Larger slots are no faster and take device memory from the model.
 const maxWindow = 16 << 20
 
-// GPUConfig is how a configuration uses a GPU.
+// GPUConfig returns the configuration of a GPU.
 func GPUConfig(c *config.Config) gds.Config {
 	use := gds.Config{
 		Threads: c.Engine.ThreadsPerGPU, Files: cuFileOperations,
 		Window: int(c.Engine.SlotBytes), Codec: c.Compresses(),
 	}
 	if use.Codec {
-		use.Window *= 2 // so that all that a slot has is decoded at a time: it takes hardly longer than half of it
+		use.Window *= 2 // so that a whole slot is decoded at a time, which takes hardly longer than half a slot
 	}
 	use.Window = min(use.Window, maxWindow)
 	return use
 }
 
-// Lost is why GPUs went out of service; nil while all are in service.
+// Lost returns the reason why GPUs are out of service, or nil if all are in service.
 func (d *Devices) Lost() error {
 	var errs []error
 	for _, g := range d.gpus {

@@ -2,5 +2,5 @@ package devices
 
 import "errors"
 
-// ErrTooFew says that a machine has GPUs, but not as many as are wanted.
+// ErrTooFew means that the machine has fewer GPUs than requested.
 var ErrTooFew = errors.New("devices: too few GPUs")

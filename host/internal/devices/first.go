@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 )
 
-// OpenFirst opens the first n GPUs alone, as a configuration uses them.
+// OpenFirst opens the first n GPUs without a host, as a configuration uses them.
 func OpenFirst(c *config.Config, n int) (opened []*gds.GPU, err error) {
 	if c.GDS.CUDA == config.CUDAOff {
 		return nil, fmt.Errorf("%w: gds.cuda is off", gds.ErrNoDriver)
@@ -41,8 +41,8 @@ func OpenFirst(c *config.Config, n int) (opened []*gds.GPU, err error) {
 	return opened, nil
 }
 
-// OpenDirect loads cuFile for a GPU alone. Each thread has a slot of device memory for files of so many bytes, so that none
-// is staged for lack of one. Where the configuration forbids cuFile there is no route.
+// OpenDirect loads cuFile for one GPU without a host. Each thread has a slot of device memory for files of the given size, so
+// that no file is staged for lack of a slot. If the configuration forbids cuFile, there is no route.
 func OpenDirect(c *config.Config, gpu *gds.GPU, fileBytes int64) (*gds.DirectRoute, error) {
 	if !c.MayUseCuFile() {
 		return nil, nil
@@ -51,11 +51,11 @@ func OpenDirect(c *config.Config, gpu *gds.GPU, fileBytes int64) (*gds.DirectRou
 	if err != nil {
 		return nil, err
 	}
-	_ = lib.Configure(os.TempDir()) // an older cuFile keeps its own configuration
+	_ = lib.Configure(os.TempDir()) // an older cuFile uses its own configuration
 	if lost := gpu.DoFile(func(t *gds.Thread) { err = lib.Open(t) }); lost != nil || err != nil {
 		return nil, errors.Join(lost, err)
 	}
-	_ = lib.StartStats() // an older cuFile has none; then the route is not named
+	_ = lib.StartStats() // an older cuFile has no statistics; the route is then not named
 	room := max(c.GDS.MaxDeviceMemory, int64(c.Engine.ThreadsPerGPU)*fileBytes)
 	return gds.NewDirectRoute(gpu, lib, gds.DirectConfig{BufferBytes: room, Handles: idleHandles})
 }

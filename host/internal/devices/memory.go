@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// openMemory makes the memory of the roots in memory. Its first step is mapped, and nothing is page-locked.
+// openMemory creates the file systems of the roots in memory. It maps the first step of each, and page-locks nothing.
 func (d *Devices) openMemory() error {
 	d.memory = map[int]*memfs.FS{}
 	for i, r := range d.cfg.Roots {
@@ -29,8 +29,8 @@ func (d *Devices) openMemory() error {
 	return nil
 }
 
-// startMemory page-locks the memory of roots for the GPUs that are in use, near them, and for others. Each root can be used when its
-// first step is ready; the rest follows in the background, step by step after yields has returned.
+// startMemory page-locks the memory of roots near the GPUs in use, for these GPUs and for others. Each root can be used when its first step
+// is ready. The rest follows in the background, and yields is called before each step.
 func (d *Devices) startMemory(nodes []int, others []staging.Pinner, yields func()) {
 	pinners := slices.Clone(others)
 	for _, g := range d.gpus {
@@ -56,8 +56,9 @@ func (d *Devices) Memory() map[string]*memfs.FS {
 	return out
 }
 
-// RootFS returns the file system of a root that has one of its own, and the bytes that its pieces may take; else fsys
-// and the root's capacity, without what probes may write.
+// RootFS returns the file system of a root and the bytes that its pieces may take. A root that is not a directory has a
+// file system of its own. For a directory, RootFS returns fsys and the root's capacity without the bytes that probes
+// may write.
 func (d *Devices) RootFS(i int, r config.Root, fsys staging.FS) (staging.FS, int64) {
 	if m := d.memory[i]; m != nil {
 		return m, memfs.Usable(r.Capacity)
@@ -68,7 +69,7 @@ func (d *Devices) RootFS(i int, r config.Root, fsys staging.FS) (staging.FS, int
 	return fsys, r.Capacity - d.probeBytes(r)
 }
 
-// unlockMemory ends the page-locking, which needs the GPUs.
+// unlockMemory ends the page-locking. It must be called while the GPUs are open.
 func (d *Devices) unlockMemory() error {
 	var errs []error
 	for _, fsys := range d.memory {
@@ -77,7 +78,7 @@ func (d *Devices) unlockMemory() error {
 	return errors.Join(errs...)
 }
 
-// CloseRoots ends the file systems of roots that have one of their own. No store may use them any more.
+// CloseRoots closes the file systems of roots that are not directories. No store may use them any more.
 func (d *Devices) CloseRoots() error {
 	var errs []error
 	for _, fsys := range d.memory {

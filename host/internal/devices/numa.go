@@ -8,7 +8,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// numaNodes is the NUMA node of each GPU, where the machine has several and tells them, and the list of those nodes.
+// numaNodes returns the NUMA node of each GPU and the list of those nodes. Both are empty unless the machine has several nodes
+// and reports them.
 func (d *Devices) numaNodes(t staging.Topology, devices []gds.Device) (places map[gds.UUID]staging.Node, nodes []int) {
 	places = map[gds.UUID]staging.Node{}
 	for _, dev := range devices {
@@ -25,7 +26,8 @@ func (d *Devices) numaNodes(t staging.Topology, devices []gds.Device) (places ma
 	return places, slices.Compact(nodes)
 }
 
-// placeStaging puts the staging memory on the GPUs' nodes, before they page-lock it, and logs its size and pages.
+// placeStaging moves the staging memory to the nodes of the GPUs, before the GPUs page-lock it. It logs the size and the kind
+// of pages.
 func (d *Devices) placeStaging(engine *transfer.Engine, nodes []int) {
 	if err := engine.Near(nodes...); err != nil {
 		d.log.Warn("staging memory not bound to the NUMA nodes of the GPUs", "error", err)

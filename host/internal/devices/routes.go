@@ -16,13 +16,13 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// probeTimeout bounds the probe of one GPU and root. Storage that needs longer for a few files is staged.
+// probeTimeout limits the probe of one GPU and root. A storage that needs longer for a few files is staged.
 const probeTimeout = 20 * time.Second
 
-// probeBytes is what the probe of a root's direct route may write; 0 for a root that is not probed. It is to be kept
-// out of what the store may use, because a root is full when a host that has run before starts again. The files are
-// temporaries of the store, which removes them when it opens the root after a host was killed. Hosts of a shared root
-// take turns.
+// probeBytes returns the bytes that the probe of a root's direct route may write. It is 0 for a root that is not
+// probed. The store must not use these bytes, because a root of a host that has run before is full at the start. The
+// files are temporaries of the store: if a host is killed, the store removes them when it opens the root. Hosts of a
+// shared root probe one at a time.
 func (d *Devices) probeBytes(r config.Root) int64 {
 	if !d.triesDirect(r) {
 		return 0
@@ -33,7 +33,7 @@ func (d *Devices) probeBytes(r config.Root) int64 {
 // triesDirect reports whether the direct route is tried for a root, if there is a GPU.
 func (d *Devices) triesDirect(r config.Root) bool { return d.driver != nil && d.cfg.TriesDirect(r) }
 
-// FileSystem is the file system of the roots, for the store and the probes. When the store removes a file, cuFile's handle of it is
+// FileSystem returns the file system of the roots, for the store and the probes. When the store removes a file, cuFile's handle of it is
 // closed.
 func (d *Devices) FileSystem() staging.FS {
 	var dirs []string
@@ -59,8 +59,8 @@ func (d *Devices) FileSystem() staging.FS {
 	})
 }
 
-// OpenRoutes decides how pieces move for each GPU and root, and logs each decision in one line. The probes take seconds, in
-// which pieces are staged: it goes on in the background, until EndRoutes.
+// OpenRoutes decides for each GPU and root how pieces move, and logs each decision in one line. Probing takes seconds, so it
+// runs in the background until EndRoutes, and pieces are staged in the meantime.
 func (d *Devices) OpenRoutes(engine *transfer.Engine, st *store.Store, fsys staging.FS) {
 	ctx, cancel := context.WithCancel(context.Background())
 	d.endProbes = cancel
@@ -73,7 +73,7 @@ func (d *Devices) OpenRoutes(engine *transfer.Engine, st *store.Store, fsys stag
 	}()
 }
 
-// Routed is closed once all routes are chosen.
+// Routed returns a channel that is closed when all routes are chosen.
 func (d *Devices) Routed() <-chan struct{} { return d.routed }
 
 // EndRoutes ends the choice of routes, which uses the engine.
@@ -89,7 +89,7 @@ func (d *Devices) openRoutes(ctx context.Context, engine *transfer.Engine, st *s
 	chosen := map[*gds.DirectRoute]bool{}
 	p := prober{engine: engine, store: st, fs: fsys}
 	roots := st.Stats().Roots
-	for i, r := range d.cfg.Roots { // and not those that the host has for itself: what peers lend is staged
+	for i, r := range d.cfg.Roots { // without roots that the host adds by itself: entries that peers lend are staged
 		path := roots[i].Path
 		if r.Kind().TakesMemory() {
 			d.log.Info("route chosen", "root", path, "route", "memory", "why", "its pieces are page-locked memory")
@@ -97,7 +97,7 @@ func (d *Devices) openRoutes(ctx context.Context, engine *transfer.Engine, st *s
 		}
 		for _, g := range d.gpus {
 			if ctx.Err() != nil {
-				return // which is no choice
+				return // nothing is decided
 			}
 			choice := transfer.RouteChoice{Why: "as configured"}
 			switch route := direct[g]; {
@@ -119,7 +119,7 @@ func (d *Devices) openRoutes(ctx context.Context, engine *transfer.Engine, st *s
 		if chosen[route] {
 			continue
 		}
-		if err := route.Trim(); err != nil { // the engine could use the memory of the probes
+		if err := route.Trim(); err != nil { // the engine can use the memory of the probes
 			d.log.Warn("device memory of the route probes not released", "gpu", g.UUID.String(), "error", err)
 		}
 	}
@@ -150,8 +150,7 @@ func (p *prober) probe(ctx context.Context, route *gds.DirectRoute, r config.Roo
 	return choice
 }
 
-// lock waits until no other host of a shared root probes its routes there: the bytes that are kept free suffice for
-// one.
+// lock waits until no other host of a shared root probes its routes there. The reserved bytes are enough for one host.
 func (p *prober) lock(ctx context.Context, dir string) (io.Closer, error) {
 	for {
 		lock, err := p.fs.Lock(filepath.Join(dir, pieceformat.MetaDir, "probe.lock"))
@@ -166,8 +165,7 @@ func (p *prober) lock(ctx context.Context, dir string) (io.Closer, error) {
 	}
 }
 
-// openDirect loads cuFile if a root wants it, and gives each GPU a direct route. why is the reason where a GPU has
-// none.
+// openDirect loads cuFile if a root wants it, and gives each GPU a direct route. why is the reason if a GPU has none.
 func (d *Devices) openDirect() (routes map[*gds.GPU]*gds.DirectRoute, why error) {
 	routes = map[*gds.GPU]*gds.DirectRoute{}
 	wanted := false
@@ -202,7 +200,7 @@ func (d *Devices) openCuFile() (*gds.CuFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := filepath.Abs(filepath.Dir(d.cfg.Socket)) // where cuFile logs
+	dir, err := filepath.Abs(filepath.Dir(d.cfg.Socket)) // directory for cuFile's log
 	if err != nil {
 		return nil, err
 	}
@@ -219,7 +217,7 @@ func (d *Devices) openCuFile() (*gds.CuFile, error) {
 	return c, nil
 }
 
-// closeDirect releases what cuFile holds, before the GPUs are closed.
+// closeDirect releases cuFile's resources before the GPUs are closed.
 func (d *Devices) closeDirect() error {
 	var errs []error
 	for _, route := range d.direct {

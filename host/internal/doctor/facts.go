@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/s3fs"
 )
 
-// Facts are what a probe found.
+// Facts are the results of a probe.
 type Facts struct {
 	Machine Machine `json:"machine"`
 	Driver  Driver  `json:"driver"`
@@ -21,17 +21,17 @@ type Machine struct {
 	Kernel      string `json:"kernel"`
 	Arch        string `json:"arch"`
 	CPUs        int    `json:"cpus"`
-	MemoryBytes int64  `json:"memory_bytes"`  // of the machine, or of the control group
-	Group       bool   `json:"control_group"` // it has less than the machine
+	MemoryBytes int64  `json:"memory_bytes"`  // memory of the machine, or of its control group if that has less
+	Group       bool   `json:"control_group"` // MemoryBytes is that of the control group
 	FreeBytes   int64  `json:"free_bytes"`    // available without swapping
 	Nodes       int    `json:"numa_nodes"`
-	Memlock     int64  `json:"memlock_bytes"` // -1: no limit
+	Memlock     int64  `json:"memlock_bytes"` // -1 means no limit
 	OpenFiles   int64  `json:"open_files"`
 	HugePages   int64  `json:"huge_pages_free"`
 	HugePage    int64  `json:"huge_page_bytes"`
-	Transparent bool   `json:"transparent_huge_pages"` // for memory that asks for them
+	Transparent bool   `json:"transparent_huge_pages"` // for memory that requests them
 	P2PDMA      Answer `json:"kernel_p2pdma"`          // CONFIG_PCI_P2PDMA
-	NVFS        bool   `json:"nvidia_fs"`              // the module is loaded
+	NVFS        bool   `json:"nvidia_fs"`              // the module nvidia-fs is loaded
 	Udev        bool   `json:"udev"`                   // there is a database of devices
 }
 
@@ -44,72 +44,72 @@ const (
 	Unknown Answer = "unknown"
 )
 
-// Driver is libcuda.
+// Driver describes libcuda.
 type Driver struct {
 	CUDA   int    `json:"cuda"`   // version, 1000*major + 10*minor; 0 without a driver
-	Kernel string `json:"kernel"` // the kernel module's version
-	Open   Answer `json:"open"`   // kernel modules with published source, which peer-to-peer DMA needs
-	Params string `json:"params"` // the module's registry settings
-	Failed string `json:"failed"` // why there is none
-	Forbid bool   `json:"forbid"` // by configuration
+	Kernel string `json:"kernel"` // version of the kernel module
+	Open   Answer `json:"open"`   // the kernel module has published source, which peer-to-peer DMA requires
+	Params string `json:"params"` // registry settings of the kernel module
+	Failed string `json:"failed"` // why there is no driver
+	Forbid bool   `json:"forbid"` // the configuration forbids it
 }
 
-// CuFile is libcufile.
+// CuFile describes libcufile.
 type CuFile struct {
-	Version int    `json:"version"` // 1000*major + 10*minor; 0 without
-	NVFS    string `json:"nvfs"`    // version of nvidia-fs that it uses; empty: none
+	Version int    `json:"version"` // 1000*major + 10*minor; 0 if there is none
+	NVFS    string `json:"nvfs"`    // version of nvidia-fs that it uses; empty if it uses none
 	Compat  bool   `json:"compat"`  // it may work without peer-to-peer DMA
 	Failed  string `json:"failed"`
-	Forbid  bool   `json:"forbid"` // by configuration
+	Forbid  bool   `json:"forbid"` // the configuration forbids it
 }
 
 type GPU struct {
 	UUID   string `json:"uuid"`
 	Name   string `json:"name"`
 	PCI    string `json:"pci"`
-	Node   int    `json:"numa_node"` // -1: unknown
+	Node   int    `json:"numa_node"` // -1 means unknown
 	Bytes  int64  `json:"bytes"`
-	Copies string `json:"copies"` // how pages are gathered and scattered
-	Pinned Answer `json:"pinned"` // host memory could be page-locked
-	Failed string `json:"failed"` // why it cannot be used
+	Copies string `json:"copies"` // way in which pages are gathered and scattered
+	Pinned Answer `json:"pinned"` // whether host memory could be page-locked
+	Failed string `json:"failed"` // why the GPU cannot be used
 }
 
-// Root is a root's directory. Of a root in memory only Path and Memory are known: its memory is the machine's. Of one in a bucket
-// only Path and Bucket.
+// Root describes a root's directory. For a root in memory only Path and Memory are set, because its memory is described by Machine. For a
+// root in a bucket only Path and Bucket are set.
 type Root struct {
 	Path   string `json:"path"`
 	Memory bool   `json:"memory,omitempty"`
 
 	Bucket *s3fs.Trial `json:"bucket,omitempty"`
 
-	Tried     string `json:"tried"`            // the directory that was tried: Path, or the nearest above it that exists
+	Tried     string `json:"tried"`            // directory that was tested: Path, or the nearest existing directory above it
 	Missing   bool   `json:"missing"`          // it does not exist yet
-	Parent    string `json:"parent,omitempty"` // the directory in which it would be made, when that is missing, too
+	Parent    string `json:"parent,omitempty"` // directory above a missing Path, if it is missing, too
 	FS        string `json:"fs"`
-	Mount     string `json:"mount,omitempty"`      // of tmpfs: where it is mounted
-	HugePages Answer `json:"huge_pages,omitempty"` // of tmpfs: its files get them
+	Mount     string `json:"mount,omitempty"`      // mount point, for tmpfs
+	HugePages Answer `json:"huge_pages,omitempty"` // for tmpfs: whether files get huge pages
 	Device    string `json:"device"`
 	Node      int    `json:"numa_node"`
 	Total     int64  `json:"total_bytes"`
 	Available int64  `json:"available_bytes"`
 	Writable  bool   `json:"writable"`
-	Direct    Answer `json:"direct_io"`    // written and read back past the page cache
-	MemAlign  int    `json:"memory_align"` // of direct I/O, as the kernel says; 0: it does not
+	Direct    Answer `json:"direct_io"`    // a file was written and read back past the page cache
+	MemAlign  int    `json:"memory_align"` // alignment for direct I/O reported by the kernel; 0 if it reports none
 	OffAlign  int    `json:"offset_align"`
 	NoReplace Answer `json:"rename_noreplace"`
-	CuFile    string `json:"cufile"` // of registering a file with cuFile: "ok", an error, or empty when not tried
+	CuFile    string `json:"cufile"` // result of registering a file with cuFile: "ok" or an error; empty if not tried
 	Failed    string `json:"failed"`
 
-	Shared []SharedModel `json:"shared,omitempty"` // by engines of several tensor-parallel sizes
+	Shared []SharedModel `json:"shared,omitempty"` // models shared by engines of several tensor-parallel sizes
 }
 
 // SharedModel is a model with chunks that engines of several tensor-parallel sizes share.
 type SharedModel struct {
 	Model string `json:"model"`
-	Units int    `json:"units"` // pieces of a chunk
+	Units int    `json:"units"` // number of pieces of a chunk
 }
 
-// sizes lists the sizes that share the chunks, of those that are powers of two.
+// sizes lists the tensor-parallel sizes that share the chunks. Sizes are powers of two.
 func (m SharedModel) sizes() string {
 	var list []string
 	for n := 1; n <= m.Units; n *= 2 {

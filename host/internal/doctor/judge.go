@@ -12,10 +12,10 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// contextBytes is roughly the GPU memory of a context and the kernels.
+// contextBytes is the approximate GPU memory of a context with the kernels.
 const contextBytes = 600 << 20
 
-// Judge draws the conclusions. deviceBytes is the memory that a host allocates on each GPU, besides the context.
+// Judge returns the report for facts. deviceBytes is the memory that a host allocates on each GPU in addition to the context.
 func Judge(version string, c *config.Config, deviceBytes int64, f *Facts) *Report {
 	r := &Report{Version: version, config: c, Facts: *f, Verdicts: []Verdict{}, Findings: []Finding{}, Memory: []VRAM{}}
 	for i := range f.Roots {
@@ -46,7 +46,7 @@ func (r *Report) find(level Level, about, fix, says string, args ...any) {
 	r.Findings = append(r.Findings, Finding{level, about, fmt.Sprintf(says, args...), fix})
 }
 
-// unusable is why a root cannot hold files; empty when it can.
+// unusable returns the reason why a root cannot hold files. It is empty if the root can.
 func (root *Root) unusable() string {
 	switch {
 	case root.Memory:
@@ -63,7 +63,7 @@ func (root *Root) unusable() string {
 	return ""
 }
 
-// fileAccess says how the root's files are read and written.
+// fileAccess describes how the root's files are read and written.
 func fileAccess(c *config.Config, root *Root) string {
 	switch {
 	case root.Bucket != nil:
@@ -130,7 +130,7 @@ func gpuVerdict(f *Facts, g *GPU, root *Root) Verdict {
 	return v
 }
 
-// noPeer is the first unmet condition of peer-to-peer DMA without nvidia-fs, and its fix.
+// noPeer returns the first unmet condition of peer-to-peer DMA without nvidia-fs, and its remedy.
 func noPeer(f *Facts, root *Root) (missing, fix string) {
 	switch {
 	case f.Machine.P2PDMA == No:
@@ -168,7 +168,7 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 			continue
 		}
 		if root.unusable() != "" {
-			if root.Failed != "" && root.Writable { // or a start refuses it
+			if root.Failed != "" && root.Writable { // otherwise a start refuses the root
 				r.find(Problem, about, "look after the device or the mount", "%s", root.Failed)
 			}
 			continue
@@ -220,7 +220,8 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 	}
 }
 
-// mostSkew is how far clocks may be apart: requests are signed with the time, and servers refuse what is 15 minutes off.
+// mostSkew is the tolerated difference between clocks. Requests are signed with the time, and servers refuse a request that is
+// 15 minutes off.
 const mostSkew = 5 * time.Minute
 
 func (r *Report) judgeBucket(about string, t *s3fs.Trial, shared bool) {
@@ -240,7 +241,7 @@ func (r *Report) judgeBucket(about string, t *s3fs.Trial, shared bool) {
 	}
 }
 
-// rootMemory is the bytes of all roots in memory.
+// rootMemory returns the bytes of all roots in memory.
 func rootMemory(c *config.Config) (bytes int64) {
 	for _, r := range c.Roots {
 		if r.Kind().TakesMemory() {
@@ -250,7 +251,7 @@ func rootMemory(c *config.Config) (bytes int64) {
 	return bytes
 }
 
-// pages is the kind of pages of so many bytes of staging memory or of roots in memory.
+// pages returns the kind of pages for the given bytes of staging memory or of roots in memory.
 func (m *Machine) pages(bytes int64) staging.Pages {
 	switch {
 	case m.HugePages > 0 && bytes <= m.HugePages*m.HugePage:
@@ -261,8 +262,8 @@ func (m *Machine) pages(bytes int64) staging.Pages {
 	return staging.SmallPages
 }
 
-// manyFiles is how many files a host with the defaults has open at most: a layer-wise load keeps one open for each
-// chunk.
+// manyFiles is the maximum number of open files of a host with default settings. A layer-wise load keeps one open for
+// each chunk.
 const manyFiles = 1 << 14
 
 func (r *Report) judgeMachine(c *config.Config, f *Facts) {

@@ -6,7 +6,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 )
 
-// judgeLevels compares each level with the next one, where what it evicts is to go.
+// judgeLevels compares each level with the next one, which takes its evicted entries.
 func (r *Report) judgeLevels(roots []config.Root) {
 	type level struct {
 		number   int

@@ -16,7 +16,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// system reads /proc, /sys and /run below a directory: "/", except in tests.
+// system reads /proc, /sys and /run below a directory, which is "/" except in tests.
 type system struct{ top string }
 
 func (s system) read(name string) string {
@@ -54,7 +54,7 @@ func (s system) machine() Machine {
 	return m
 }
 
-// fields reads lines of "name: number ...".
+// fields parses lines of "name: number ...".
 func (s system) fields(name string) map[string]int64 {
 	out := map[string]int64{}
 	for line := range strings.Lines(s.read(name)) {
@@ -66,7 +66,7 @@ func (s system) fields(name string) map[string]int64 {
 	return out
 }
 
-// kernelHas looks up an option in the kernel's configuration, if that is published.
+// kernelHas looks up an option in the kernel's configuration, if the kernel publishes it.
 func (s system) kernelHas(release, option string) Answer {
 	var text io.Reader
 	if b := s.read("proc/config.gz"); b != "" {
@@ -113,7 +113,7 @@ func (s system) driverModule() (version string, open Answer, params string) {
 	return version, open, params
 }
 
-// device names a block device; empty for a number that has none.
+// device returns the name of a block device. It is empty for a number without a device.
 func (s system) device(dev uint64) string {
 	link := filepath.Join(s.top, "sys/dev/block",
 		strconv.Itoa(int(unix.Major(dev)))+":"+strconv.Itoa(int(unix.Minor(dev))))

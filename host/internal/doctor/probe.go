@@ -12,12 +12,12 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Probe tests what the configuration asks for.
+// Probe tests the machine for a configuration.
 func Probe(ctx context.Context, c *config.Config) (*Facts, error) {
 	return probe(ctx, c, system{"/"}, nil, nil)
 }
 
-// probe takes the system's files below a directory, and the libraries by the given names.
+// probe is Probe with the directory of the system's files and the names of the libraries given.
 func probe(ctx context.Context, c *config.Config, s system, libcuda, libcufile []string) (*Facts, error) {
 	f := &Facts{Machine: s.machine()}
 	f.Driver.Kernel, f.Driver.Open, f.Driver.Params = s.driverModule()
@@ -50,7 +50,7 @@ func probe(ctx context.Context, c *config.Config, s system, libcuda, libcufile [
 	return f, nil
 }
 
-// gpus are the devices while they are probed.
+// gpus are the GPUs while they are probed.
 type gpus struct {
 	facts *Facts
 	used  []*gds.GPU
@@ -63,7 +63,7 @@ func (g *gpus) open(libcuda []string) {
 	if err != nil {
 		g.facts.Driver.Failed = err.Error()
 		if errors.Is(err, gds.ErrNoDriver) {
-			g.facts.Driver.Failed = gds.ErrNoDriver.Error() // which file is missing where is of no use
+			g.facts.Driver.Failed = gds.ErrNoDriver.Error() // the name of the missing file is not useful here
 		}
 		return
 	}
@@ -90,7 +90,7 @@ func (g *gpus) open(libcuda []string) {
 	}
 }
 
-// ready opens cuFile if there is a GPU and the configuration allows it.
+// ready opens cuFile if there is a GPU and the configuration permits it.
 func (g *gpus) ready(allowed bool, libcufile []string) {
 	if g.facts.CuFile.Forbid = !allowed; len(g.used) == 0 || !allowed {
 		return
@@ -114,7 +114,7 @@ func pins(gpu *gds.GPU) Answer {
 	return Yes
 }
 
-// openCuFile loads cuFile and opens its driver, with its log out of the way.
+// openCuFile loads cuFile and opens its driver. It redirects cuFile's log.
 func (g *gpus) openCuFile(names []string) (err error) {
 	if g.files, err = gds.LoadCuFile(names...); err != nil {
 		return err
@@ -140,7 +140,7 @@ func (g *gpus) openCuFile(names []string) (err error) {
 	return nil
 }
 
-// ask registers a file with cuFile and returns "ok" or the error; nil without cuFile.
+// ask returns a function that registers a file with cuFile and returns "ok" or the error. It returns nil without cuFile.
 func (g *gpus) ask() func(fd int) string {
 	if g.files == nil {
 		return nil

@@ -54,7 +54,7 @@ func (r *Report) Write(w io.Writer) error {
 	return nil
 }
 
-// fixes are what the advice of a finding is called. A note needs no fix.
+// fixes are the labels of a finding's advice by level. A note does not require a remedy.
 var fixes = map[Level]string{Note: "better", Warning: "fix", Problem: "fix"}
 
 func (r *Report) machine(w io.Writer) {

@@ -10,16 +10,16 @@ type Report struct {
 	Findings []Finding `json:"findings"`
 	Memory   []VRAM    `json:"gpu_memory"`
 
-	config *config.Config // that was judged
+	config *config.Config // judged configuration
 }
 
-// Verdict is the route between one memory and one root.
+// Verdict is the route between the memory of a GPU or of the host and a root.
 type Verdict struct {
-	GPU   string `json:"gpu"` // UUID; empty: host memory
+	GPU   string `json:"gpu"` // UUID; empty for host memory
 	Root  string `json:"root"`
 	Route string `json:"route"` // RouteStaged, RouteDirect, RouteMemory, RouteNone
 	Why   string `json:"why"`
-	Fix   string `json:"fix,omitempty"` // what would improve it
+	Fix   string `json:"fix,omitempty"` // advice for a better route
 }
 
 // Routes of a verdict.
@@ -44,18 +44,18 @@ type Level string
 const (
 	Note    Level = "note"
 	Warning Level = "warning"
-	Problem Level = "problem" // what is configured cannot work
+	Problem Level = "problem" // a part of the configuration cannot work
 )
 
-// VRAM is the GPU memory that kvhost takes, and what is left for a serving engine.
+// VRAM is the GPU memory that kvhost takes, and the rest for a serving engine.
 type VRAM struct {
 	GPU         string  `json:"gpu"`
 	Bytes       int64   `json:"bytes"`
 	Takes       int64   `json:"takes_bytes"`
-	Utilization float64 `json:"gpu_memory_utilization"` // at most, for an engine that takes a share of the whole
+	Utilization float64 `json:"gpu_memory_utilization"` // maximum for an engine that takes a share of the whole memory
 }
 
-// Problems is ErrProblems when something configured cannot work.
+// Problems returns ErrProblems if a part of the configuration cannot work.
 func (r *Report) Problems() error {
 	for _, f := range r.Findings {
 		if f.Level == Problem {

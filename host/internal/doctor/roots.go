@@ -17,7 +17,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// fsNames are names of file systems by magic number.
+// fsNames maps magic numbers to names of file systems.
 var fsNames = map[int64]string{
 	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs",
 	unix.TMPFS_MAGIC:     "tmpfs",
@@ -28,11 +28,11 @@ var fsNames = map[int64]string{
 	0x858458f6: "ramfs", unix.BCACHEFS_SUPER_MAGIC: "bcachefs",
 }
 
-// probeBytes is the size of the probe's file: no device has a larger alignment.
+// probeBytes is the size of the probe's file. No device has a larger alignment.
 const probeBytes = 64 << 10
 
-// probeRoot tests a root with a file that it then removes. ask, unless it is nil, gets the descriptor of that file
-// while it is open for direct I/O.
+// probeRoot tests a root with a file, and removes the file. If ask is not nil, it is called with the descriptor of the
+// file while the file is open for direct I/O.
 func (s system) probeRoot(path string, ask func(fd int) string) Root {
 	r := Root{Path: path, Node: staging.NoNode, Direct: Unknown, NoReplace: Unknown}
 	var err error
@@ -67,7 +67,7 @@ func (s system) probeRoot(path string, ask func(fd int) string) Root {
 		r.Mount, r.HugePages = s.tmpfs(r.Tried)
 	}
 	if r.Device = s.device(info.Dev); r.Parent != "" {
-		return r // nothing is to be learned from a file in another directory
+		return r // a file in another directory would prove nothing
 	}
 	r.Node, _ = staging.SystemTopology().NodeOfPath(r.Tried)
 	r.Shared = sharedModels(path)
@@ -81,7 +81,7 @@ func (s system) probeRoot(path string, ask func(fd int) string) Root {
 // sharedModels lists the models in a root that engines of several tensor-parallel sizes share.
 func sharedModels(root string) (list []SharedModel) {
 	dir := filepath.Join(root, pieceformat.NamespacesDir)
-	entries, _ := os.ReadDir(dir) // a root that no host has used has none
+	entries, _ := os.ReadDir(dir) // a root that no host has used has no such directory
 	for _, e := range entries {
 		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
 		if err != nil {
@@ -98,7 +98,7 @@ func sharedModels(root string) (list []SharedModel) {
 	return list
 }
 
-// tmpfs finds the mount of a directory, and whether its files get huge pages whoever writes them.
+// tmpfs returns the mount point of a directory on tmpfs, and whether files there get huge pages regardless of the writer.
 func (s system) tmpfs(dir string) (mount string, huge Answer) {
 	huge = Unknown
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
@@ -121,7 +121,7 @@ func (s system) tmpfs(dir string) (mount string, huge Answer) {
 			}
 		}
 	}
-	switch global := s.read("sys/kernel/mm/transparent_hugepage/shmem_enabled"); { // it overrides the mounts
+	switch global := s.read("sys/kernel/mm/transparent_hugepage/shmem_enabled"); { // it overrides the mount options
 	case mount == "":
 	case strings.Contains(global, "[force]"):
 		huge = Yes
@@ -131,10 +131,10 @@ func (s system) tmpfs(dir string) (mount string, huge Answer) {
 	return mount, huge
 }
 
-// mountName undoes the escapes of mountinfo.
+// mountName replaces the escapes of mountinfo.
 var mountName = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// existing is the directory itself, or its nearest parent that exists.
+// existing returns the directory itself, or the nearest existing directory above it.
 func existing(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -149,7 +149,7 @@ func existing(path string) (string, error) {
 	}
 }
 
-// try creates the file and finds out what it supports.
+// try creates the file and tests what it supports.
 func (r *Root) try(name string, ask func(fd int) string) error {
 	sys := staging.OS()
 	f, err := sys.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)

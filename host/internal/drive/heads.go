@@ -5,16 +5,16 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Heads says what is in an engine's pages, so that they can be stored as the units that engines of other tensor-parallel sizes load. Without
-// units pages are stored as they are.
+// Heads describes the layout of an engine's pages, so that they can be stored as units, which engines of other tensor-parallel sizes load.
+// Without Units pages are stored unchanged.
 type Heads struct {
-	Units  int  // of one KV head each, all of them in every page
-	Parts  int  // of a page, K before V
-	Tokens int  // of a page
-	First  bool // heads are outside tokens
+	Units  int  // number of units, each of one KV head; every page has all of them
+	Parts  int  // parts of a page, K before V
+	Tokens int  // tokens of a page
+	First  bool // heads are the outer dimension, and tokens the inner one
 }
 
-// Geometry is that of a unit's chunk. Its pages are tokens.
+// Geometry returns the geometry of a unit's chunk. Its pages are tokens.
 func (h Heads) Geometry(pages kv.Geometry) kv.Geometry {
 	if h.Units == 0 {
 		return pages
@@ -29,7 +29,8 @@ func (h Heads) Geometry(pages kv.Geometry) kv.Geometry {
 	return g
 }
 
-// Regions are where the tokens of the units are, and in which of the engine's planes, given where its pages are.
+// Regions returns the places of the units' tokens, and for each the index of the engine's plane that contains it. at holds the
+// places of the engine's pages.
 func (h Heads) Regions(pages kv.Geometry, at []client.PlaneRegion) (list []client.PlaneRegion, planes []int) {
 	if h.Units == 0 {
 		for i := range at {

@@ -10,9 +10,9 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Memory is host memory of a rank's pages.
+// Memory is host memory for the pages of a rank.
 type Memory struct {
-	Planes   [][]byte // the blocks of each, one after the other
+	Planes   [][]byte // for each plane its blocks, one after the other
 	arena    *client.Arena
 	geometry kv.Geometry
 	regions  []client.PlaneRegion
@@ -20,7 +20,7 @@ type Memory struct {
 
 const pageAlign = 4096
 
-// NewMemory allocates so many blocks of each plane.
+// NewMemory allocates the given number of blocks for each plane.
 func NewMemory(g kv.Geometry, blocks int) (*Memory, error) {
 	m := &Memory{geometry: g, regions: Regions(g, blocks)}
 	var size int64
@@ -40,7 +40,7 @@ func NewMemory(g kv.Geometry, blocks int) (*Memory, error) {
 	return m, nil
 }
 
-// Regions are the planes, each in an allocation of its own.
+// Regions returns the regions of the planes, each in an allocation of its own.
 func Regions(g kv.Geometry, blocks int) (list []client.PlaneRegion) {
 	for _, plane := range g.Planes {
 		list = append(list, client.PlaneRegion{Stride: int64(plane.PageBytes), Blocks: uint32(blocks)})
@@ -55,7 +55,7 @@ func (m *Memory) Register(ctx context.Context, s *client.Session, h Heads) error
 	return err
 }
 
-// Page is a block of a plane.
+// Page returns the page of a block in a plane.
 func (m *Memory) Page(plane int, block uint32) []byte {
 	n := int(m.regions[plane].Stride)
 	return m.Planes[plane][int(block)*n:][:n:n]
@@ -65,17 +65,17 @@ func (m *Memory) Close() error { return m.arena.Close() }
 
 var poison = bytes.Repeat([]byte{0xde, 0xad, 0x5e, 0xed}, 16<<10)
 
-// Poison fills a destination before a load with what no page has.
+// Poison fills a destination before a load with bytes that no page contains.
 func Poison(page []byte) {
 	for len(page) > 0 {
 		page = page[copy(page, poison):]
 	}
 }
 
-// Blocks draws block ids.
+// Blocks draws block ids at random.
 type Blocks struct {
-	order []uint32 // all of them, shuffled as they are drawn
-	each  int      // of a chunk
+	order []uint32 // all blocks, shuffled as they are drawn
+	each  int      // blocks of a chunk
 	rng   *rand.Rand
 }
 
@@ -88,7 +88,7 @@ func NewBlocks(g kv.Geometry, blocks int, seed uint64) *Blocks {
 	return b
 }
 
-// Draw draws the blocks of chunks at random, no block twice.
+// Draw draws the blocks for some chunks. It draws no block twice.
 func (b *Blocks) Draw(chunks int) [][]uint32 {
 	n := chunks * b.each
 	for i := range n {

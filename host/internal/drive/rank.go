@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// GroupID is the only group of the namespaces that are driven.
+// GroupID is the only group of the namespaces that this package uses.
 const GroupID = 0
 
 // Rank is one client session of an engine.
@@ -20,7 +20,8 @@ type Prompt struct {
 	Chunks  []client.StoreChunk
 }
 
-// NewPrompt has those chunks of a request that which counts, in its order. keys are those of all the request's chunks.
+// NewPrompt returns the chunks of a request with the indexes in which, in that order. keys are the keys of all chunks of the
+// request.
 func NewPrompt(request uint32, keys []kv.Key, which []int, blocks [][]uint32) Prompt {
 	p := Prompt{Request: request, Chunks: make([]client.StoreChunk, len(which))}
 	for at, i := range which {
@@ -32,7 +33,7 @@ func NewPrompt(request uint32, keys []kv.Key, which []int, blocks [][]uint32) Pr
 	return p
 }
 
-// Keys are those of the chunks.
+// Keys returns the keys of the chunks.
 func Keys(chunks []client.StoreChunk) []kv.Key {
 	keys := make([]kv.Key, len(chunks))
 	for i := range chunks {
@@ -41,13 +42,13 @@ func Keys(chunks []client.StoreChunk) []kv.Key {
 	return keys
 }
 
-// Times says how long loads took from their first call.
+// Times is the duration of loads, counted from the first call.
 type Times struct {
-	First time.Duration // until the first layer of all prompts had landed; 0 unless layers land one by one
+	First time.Duration // until the first layer of all prompts has arrived; 0 unless the load is layer-wise
 	Whole time.Duration
 }
 
-// Store stores all prompts at once, a job for each, and waits until they are published.
+// Store stores all prompts at the same time, with one job for each, and waits until they are published.
 func (r Rank) Store(ctx context.Context, prompts ...Prompt) ([]client.StoreResult, time.Duration, error) {
 	start := time.Now()
 	jobs := make([]*client.StoreJob, len(prompts))
@@ -67,11 +68,12 @@ func (r Rank) Store(ctx context.Context, prompts ...Prompt) ([]client.StoreResul
 	return results, time.Since(start), nil
 }
 
-// Load loads all prompts at once, a job for each from the lease that lease gets for it, and waits until they are over.
+// Load loads all prompts at the same time, with one job for each, and waits until the jobs are over. lease returns the lease
+// for a prompt.
 func (r Rank) Load(ctx context.Context, lease func(*Prompt) (*client.Lookup, error), byLayer bool, prompts ...Prompt) (
 	results []client.LoadResult, took Times, err error) {
 	start := time.Now()
-	landed := make(chan time.Duration, len(prompts)) // of each prompt's first layer
+	landed := make(chan time.Duration, len(prompts)) // arrival of each prompt's first layer
 	jobs := make([]*client.LoadJob, len(prompts))
 	for i := range prompts {
 		found, err := lease(&prompts[i])
