@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// page is the unit of allocation. With it direct I/O and files of whole pages waste nothing.
+// page is the unit of allocation. It wastes nothing for direct I/O and for files of whole pages.
 const page = staging.Align
 
 // Sizes of steps. A step is page-locked in one call, and no extent crosses its end.
@@ -23,7 +23,8 @@ const (
 	wantedSteps  = 128
 )
 
-// growthWait bounds how long an allocation waits for the next step, and growth as needed for memory of the machine.
+// growthWait is the longest time that an allocation waits for the next step. It is also the pause before growth as needed tries
+// again, if the machine has no memory left.
 const growthWait = 10 * time.Second
 
 // arena is the memory of a file system: steps of page-locked memory and their free pages.
@@ -31,26 +32,26 @@ type arena struct {
 	log  *slog.Logger
 	goal int64 // bytes of all steps
 	step int64
-	keep int64 // one part in so many of the machine's memory is left to others
+	keep int64 // one part in keep of the machine's memory is left to others
 
-	// Of memory that grows as needed.
-	ahead int64         // bytes that are to be free; 0: all memory is wanted at once
-	retry time.Duration // between tries while the machine has no more
+	// Only for memory that grows as needed:
+	ahead int64         // free bytes to maintain; 0 means that all memory is wanted at once
+	retry time.Duration // pause between attempts while the machine has no more memory
 
-	yield func() // waits for what a step would delay; may be nil
+	yield func() // waits for work that a step would delay; may be nil
 
 	mu      sync.Mutex
-	changed sync.Cond // on mu: pages were freed, a step was added, or growth has ended
+	changed sync.Cond // signalled when pages were freed, a step was added, or growth has ended
 	pages   allocator
-	steps   []*staging.Mapping // in use
-	kind    staging.Pages      // of the first step
+	steps   []*staging.Mapping // steps in use
+	kind    staging.Pages      // kind of pages of the first step
 	ready   int64              // bytes of the steps
 	growing bool
 	started bool
-	short   error // why growth ended before the goal, or pauses
+	short   error // why growth has ended before the goal, or is paused
 	pinners []staging.Pinner
 	nodes   []int
-	pinned  int // steps that the pinners have registered
+	pinned  int // number of steps that the pinners have registered
 	stop    bool
 	ended   chan struct{} // closed when growth has ended
 }
@@ -70,10 +71,10 @@ func newArena(goal int64, log *slog.Logger) (*arena, error) {
 	return a, nil
 }
 
-// next is the size of the next step.
+// next returns the size of the next step.
 func (a *arena) next() int64 { return min(a.step, a.goal-a.ready) }
 
-// add puts a step to use. The caller holds mu, or is the only user.
+// add puts a step into use. mu must be held, unless nothing else uses the arena yet.
 func (a *arena) add(m *staging.Mapping) {
 	n := int64(len(m.Bytes()))
 	a.steps = append(a.steps, m)
@@ -82,7 +83,7 @@ func (a *arena) add(m *staging.Mapping) {
 	a.changed.Broadcast()
 }
 
-// start page-locks the first step, and grows to the goal on a goroutine.
+// start page-locks the first step, and starts a goroutine that grows the memory to the goal.
 func (a *arena) start(nodes []int, pinners []staging.Pinner) {
 	a.mu.Lock()
 	a.nodes, a.pinners, a.started = nodes, pinners, true
@@ -97,7 +98,7 @@ func (a *arena) start(nodes []int, pinners []staging.Pinner) {
 	go a.grow(err)
 }
 
-// grow adds steps until the goal is reached, or the machine has no more memory.
+// grow adds steps until the goal is reached or the machine has no more memory.
 func (a *arena) grow(err error) {
 	began := time.Now()
 	for {
@@ -105,7 +106,7 @@ func (a *arena) grow(err error) {
 		for err == nil && !a.stop && a.ready < a.goal && a.isAhead() {
 			a.changed.Wait()
 		}
-		if err != nil && a.ahead > 0 && a.pinned > 0 { // others may have it for a while only
+		if err != nil && a.ahead > 0 && a.pinned > 0 { // others may release memory later
 			a.pause(err)
 			err = nil
 		}
@@ -141,7 +142,7 @@ func (a *arena) grow(err error) {
 	}
 }
 
-// pause has the memory be what is there until the next try. The caller holds mu.
+// pause waits for the next attempt to grow. Until then, allocations get only the existing memory. mu must be held.
 func (a *arena) pause(short error) {
 	if a.growing {
 		a.log.Error("memory is smaller than configured", "bytes", a.ready, "wanted", a.goal, "error", short)
@@ -160,7 +161,7 @@ func (a *arena) pause(short error) {
 	}
 }
 
-// isAhead says that growth can rest. The caller holds mu.
+// isAhead reports whether there is enough free memory, so that growth can rest. mu must be held.
 func (a *arena) isAhead() bool { return a.ahead > 0 && a.pages.free*page >= a.ahead }
 
 // makeStep maps and page-locks a step.
@@ -177,7 +178,7 @@ func (a *arena) makeStep(n int64) (*staging.Mapping, error) {
 
 // lock allocates the pages of a step and registers them with all pinners.
 func (a *arena) lock(m *staging.Mapping) error {
-	if m.Pages() != staging.HugePages { // which are reserved for this process already
+	if m.Pages() != staging.HugePages { // huge pages are reserved for this process already
 		if err := enough(int64(len(m.Bytes())), a.keep); err != nil {
 			return err
 		}
@@ -186,7 +187,7 @@ func (a *arena) lock(m *staging.Mapping) error {
 		a.log.Warn("memory not bound to the NUMA nodes of the GPUs", "error", err)
 		a.nodes = nil
 	}
-	if err := m.Populate(); err != nil && err != unix.EINVAL { // an old kernel allocates them when they are touched
+	if err := m.Populate(); err != nil && err != unix.EINVAL { // an old kernel allocates pages when they are touched
 		return fmt.Errorf("memfs: allocate %d bytes: %w", len(m.Bytes()), err)
 	}
 	for i, p := range a.pinners {
@@ -234,8 +235,8 @@ func (a *arena) close() error {
 	return err
 }
 
-// alloc appends extents of n pages to list. It waits for memory that is being page-locked, and fails with ENOSPC when
-// there is not enough.
+// alloc appends extents of n pages to list. It waits for memory that is being page-locked. If there is not enough
+// memory, it returns ENOSPC.
 func (a *arena) alloc(n int64, list []extent) ([]extent, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -271,7 +272,7 @@ func (a *arena) release(e extent) {
 	a.changed.Broadcast()
 }
 
-// memory is the memory of an extent.
+// memory returns the memory of an extent.
 func (a *arena) memory(e extent) []byte {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -280,7 +281,7 @@ func (a *arena) memory(e extent) []byte {
 	return a.steps[e.step].Bytes()[at:end:end]
 }
 
-// space returns the bytes that there will be, those of the steps, and the free ones among these.
+// space returns the bytes of all steps at the end of growth, those of the present steps, and the free part of these.
 func (a *arena) space() (total, ready, free int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -300,13 +301,13 @@ type run struct{ at, n uint32 }
 // allocator hands out the pages of steps. It is not safe for concurrent use.
 type allocator struct {
 	steps []freeRuns
-	free  int64 // pages
+	free  int64 // free pages
 }
 
-// freeRuns are the free pages of a step.
+// freeRuns holds the free pages of a step.
 type freeRuns struct {
-	runs    []run  // by place; no two touch
-	largest uint32 // length of the longest
+	runs    []run  // in order of their place; no two are adjacent
+	largest uint32 // length of the longest run
 }
 
 // add adds a step of free pages.
@@ -315,8 +316,8 @@ func (a *allocator) add(pages uint32) {
 	a.free += int64(pages)
 }
 
-// alloc appends extents of n pages together to list, or reports that fewer are free. It takes the smallest run that is
-// large enough; if there is none, the largest ones.
+// alloc appends extents with n pages in total to list. It returns false if fewer pages are free. It takes the smallest
+// run that is large enough, or else the largest runs.
 func (a *allocator) alloc(n int64, list []extent) ([]extent, bool) {
 	if n > a.free {
 		return list, false
@@ -396,14 +397,15 @@ func (a *allocator) release(e extent) {
 // errMemory means that the machine has too little memory.
 var errMemory = errors.New("memfs: not enough memory")
 
-// One part in so many of the memory is left to others: by memory that was asked for, and by memory that grows as needed.
+// Parts of the machine's memory that are left to others: one part in keepFree for memory of a configured size, and one part in
+// keepFreeAsNeeded for memory that grows as needed.
 const (
 	keepFree         = 32
 	keepFreeAsNeeded = 8
 )
 
-// enough fails if n more bytes leave less than one part in keep of the memory. Without the check the kernel would end
-// processes.
+// enough returns an error if n more bytes would leave less than one part in keep of the memory. Without this check, the
+// kernel would kill processes.
 func enough(n, keep int64) error {
 	if total, available, known := staging.MachineMemory(); known && available-n < total/keep {
 		return fmt.Errorf("%w: %d of %d bytes are available, %d more are wanted, and one part in %d is left to others",

@@ -8,17 +8,17 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// content is what a file holds. Pages that were never written are holes, which read as zeros. Of the last page, what is
-// beyond the size is zero.
+// content is the content of a file. Pages that were never written are holes, which read as zeros. The bytes of the last
+// page after the end of the file are zero.
 type content struct {
 	mu    sync.RWMutex
 	size  int64
-	parts []part // by offset; none overlap
-	// segments is the memory of all parts, if they have no holes before, between or after them; else nil.
+	parts []part // in order of their offset, without overlaps
+	// segments is the memory of all parts. It is nil if there are holes before, between or after them.
 	segments staging.Segments
 	scratch  []extent
 
-	sized, allocated atomic.Int64 // size and the bytes of parts, for readers without mu
+	sized, allocated atomic.Int64 // size of the file, and bytes of parts, for readers without mu
 }
 
 // part is an extent and its place in the file.
@@ -30,7 +30,7 @@ type part struct {
 
 func (p *part) end() int64 { return p.off + int64(len(p.mem)) }
 
-// resize sets the size. The caller holds mu.
+// resize sets the size. mu must be held.
 func (c *content) resize(size int64) {
 	c.size = size
 	c.sized.Store(size)
@@ -48,7 +48,7 @@ func (c *content) truncate(a *arena) {
 	c.resize(0)
 }
 
-// shrink frees the memory of all pages beyond the first n bytes, and makes the file so long if it was longer.
+// shrink frees the memory of all pages after the first n bytes, and shortens a longer file to n bytes.
 func (c *content) shrink(a *arena, n int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -79,8 +79,8 @@ func (c *content) shrink(a *arena, n int64) {
 	c.resize(n)
 }
 
-// fill allocates the holes of the pages [lo, hi). In new pages, bytes within [off, end) are undefined and all others
-// zero. The caller holds mu.
+// fill allocates the holes among the pages [lo, hi). In new pages, bytes within [off, end) are undefined and all others
+// are zero. mu must be held.
 func (c *content) fill(a *arena, lo, hi, off, end int64) error {
 	lo, hi = lo&^(page-1), (hi+page-1)&^(page-1)
 	for at, i := lo, 0; at < hi; {
@@ -168,7 +168,7 @@ func (c *content) writeAt(a *arena, p []byte, off int64) error {
 	return nil
 }
 
-// allocate makes the file n bytes long, all of them in memory.
+// allocate makes the file n bytes long, with memory for all of them.
 func (c *content) allocate(a *arena, n int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,7 +179,7 @@ func (c *content) allocate(a *arena, n int64) error {
 	return nil
 }
 
-// memory returns the file's segments. If it may grow, it is made n bytes long.
+// memory returns the file's segments. With grow set, the file is made n bytes long.
 func (c *content) memory(a *arena, n int64, grow bool) (staging.Segments, error) {
 	c.mu.RLock()
 	segments, size := c.segments, c.size

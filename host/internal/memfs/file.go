@@ -17,8 +17,8 @@ type file struct {
 	node          *node
 	name          string
 	reads, writes bool
-	over          atomic.Bool  // Close was called
-	users         atomic.Int64 // 1 for being open, and 1 per operation in progress
+	over          atomic.Bool  // set by Close
+	users         atomic.Int64 // one for the open file, and one for each operation in progress
 }
 
 func (f *file) enter(op string) error {

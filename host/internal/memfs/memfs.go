@@ -17,17 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrConfig refuses a configuration.
+// ErrConfig means that the configuration is not valid.
 var ErrConfig = errors.New("memfs: bad configuration")
 
 // ErrOpen means that the file system was closed while files were open. Its memory stays mapped.
 var ErrOpen = errors.New("memfs: files are still open")
 
-// Magic is the type that Statfs tells.
+// Magic is the file system type that Statfs returns.
 const Magic = 0x6b766d66
 
-// Usable is the part of a file system's memory that files of any sizes can take: one part in 64 remains free, so that
-// free runs are long, and at most 16 MiB are for small files of the user's own.
+// Usable returns the part of a file system's memory that files of any sizes can use. One part in 64 stays free, so that
+// free runs are long, and at most 16 MiB are reserved for small files of the store itself.
 func Usable(bytes int64) int64 { return (bytes - bytes/64 - min(16<<20, bytes/8)) &^ (page - 1) }
 
 // devices numbers the file systems of this process.
@@ -44,8 +44,8 @@ type FS struct {
 	opens int // open files
 }
 
-// New makes an empty file system of so many bytes of memory, of which see [Usable]. Its first memory is not page-locked
-// before Start. log may be nil.
+// New creates an empty file system with the given bytes of memory, of which [Usable] can be used. No memory is
+// page-locked before Start. log may be nil.
 func New(bytes int64, log *slog.Logger) (*FS, error) {
 	if bytes < page || bytes > 1<<46 {
 		return nil, fmt.Errorf("%w: %d bytes of memory", ErrConfig, bytes)
@@ -63,29 +63,30 @@ func New(bytes int64, log *slog.Logger) (*FS, error) {
 	return f, nil
 }
 
-// AsNeeded has the memory allocated as files need it, a quarter of the whole ahead of them: where the kernel must first make
-// huge pages out of others, allocating takes longer than what fills them. It leaves more of the machine's memory to others, and
-// goes on when they give some back.
-// Call it before Start.
+// AsNeeded makes the memory grow as files need it, with a quarter of the whole kept free in advance. Growing in advance matters
+// if the kernel must first compact memory into huge pages, because allocation is then slower than the stores that need it. This
+// mode leaves more of the machine's memory to others, and continues when they release some. It must be called before Start.
 func (f *FS) AsNeeded() {
 	f.arena.ahead, f.arena.keep, f.arena.retry = max(f.arena.goal/4, f.arena.step), keepFreeAsNeeded, growthWait
 }
 
-// Yields has each further step wait first, for what page-locking would delay: the driver does nothing else for a GPU during that. Call it
-// before Start.
+// Yields sets a function that is called before each further step. It waits for work that page-locking would delay, because the driver does
+// nothing else for a GPU in the meantime. It must be called before Start.
 func (f *FS) Yields(to func()) { f.arena.yield = to }
 
-// Start page-locks memory near NUMA nodes and registers it with pinners, the first step before it returns and the
-// others in the background. Without pinners the memory is allocated, and not page-locked. Call it once.
+// Start page-locks memory near NUMA nodes and registers it with pinners. The first step is ready when Start returns,
+// and the others follow in the background. Without pinners the memory is allocated but not page-locked. It must be
+// called once.
 func (f *FS) Start(nodes []int, pinners ...staging.Pinner) { f.arena.start(nodes, pinners) }
 
-// Grown is closed when all memory is page-locked, or, but for memory as needed, there is no more: see Stats.
+// Grown returns a channel that is closed when all memory is page-locked or the machine has no more: see Stats. If memory grows
+// as needed, a lack of memory does not close it.
 func (f *FS) Grown() <-chan struct{} { return f.arena.ended }
 
 // Unlock ends the growth and unregisters the memory from the pinners. The files remain.
 func (f *FS) Unlock() error { return f.arena.unlock() }
 
-// Close frees the memory with all files, and fails with [ErrOpen] if one is open.
+// Close frees the memory with all files. It returns [ErrOpen] if a file is open.
 func (f *FS) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -95,13 +96,13 @@ func (f *FS) Close() error {
 	return f.arena.close()
 }
 
-// Stats are the memory of a file system.
+// Stats is the state of a file system's memory.
 type Stats struct {
 	Wanted int64         // bytes
 	Ready  int64         // bytes that are allocated, and page-locked if there are pinners
 	Used   int64         // bytes of files
 	Pages  staging.Pages // kind of pages
-	Short  error         // why Ready stays below Wanted; nil while it grows
+	Short  error         // why Ready is less than Wanted; nil while the memory grows
 }
 
 func (f *FS) Stats() Stats {
@@ -201,7 +202,7 @@ func (f *FS) rename(oldname, newname string, replace bool) error {
 		case there != nil:
 			f.unlink(to, base)
 		}
-		n.links++ // so that unlink does not free it
+		n.links++ // so that unlink does not free the file
 		f.unlink(from, old)
 		f.link(to, base, n)
 		n.links--
@@ -305,7 +306,7 @@ func (f *FS) Stat(name string) (staging.Info, error) {
 	return n.info(f.dev), nil
 }
 
-// SyncDir implements [staging.FS]. Nothing here outlives the process.
+// SyncDir implements [staging.FS]. It does nothing, because no file outlives the process.
 func (f *FS) SyncDir(name string) error {
 	_, err := f.directory("fsync", name)
 	return err
@@ -329,7 +330,7 @@ func (f *FS) directory(op, name string) (*node, error) {
 	return n, nil
 }
 
-// Statfs implements [staging.FS]. What is free and not available is being allocated.
+// Statfs implements [staging.FS]. The difference between free and available bytes is memory that is being allocated.
 func (f *FS) Statfs(name string) (staging.Space, error) {
 	if _, err := f.Stat(name); err != nil {
 		return staging.Space{}, err
@@ -378,16 +379,16 @@ func (l lock) Close() error {
 	return l.file.Close()
 }
 
-// now is the time of the file system.
+// now returns the time of the file system.
 func now() int64 { return time.Now().UnixNano() }
 
-// node is a file or a directory. FS.mu guards it, except what a file holds.
+// node is a file or a directory. FS.mu guards it, except the content of a file.
 type node struct {
 	inode    uint64
 	mode     fs.FileMode
-	children map[string]*node // of a directory
-	links    int              // names
-	opens    int              // open files
+	children map[string]*node // entries of a directory
+	links    int              // number of names
+	opens    int              // number of open files
 	locked   atomic.Bool
 	modified atomic.Int64 // nanoseconds
 
@@ -406,7 +407,7 @@ func (f *FS) newNode(mode fs.FileMode) *node {
 
 func (n *node) isDir() bool { return n.children != nil }
 
-// child returns what is under a name of a directory; n may be nil.
+// child returns the node with a name in a directory. n may be nil.
 func (n *node) child(base string) *node {
 	if n == nil {
 		return nil
@@ -421,7 +422,7 @@ func (n *node) info(dev uint64) staging.Info {
 
 const longestName = 255
 
-// component cuts the first component off a path. It is empty at the end of the path.
+// component splits the first component off a path. It is empty at the end of the path.
 func component(path string) (base, rest string, err error) {
 	for {
 		path = strings.TrimLeft(path, "/")
@@ -439,7 +440,7 @@ func component(path string) (base, rest string, err error) {
 	}
 }
 
-// parent returns the directory of a name and the name's last component, which is empty for the top.
+// parent returns the directory of a name and the last component of the name. The component is empty for the top directory.
 func (f *FS) parent(name string) (dir *node, base string, err error) {
 	dir = f.root
 	base, rest, err := component(name)
@@ -464,7 +465,7 @@ func (f *FS) parent(name string) (dir *node, base string, err error) {
 	return dir, base, nil
 }
 
-// find returns what is under a name.
+// find returns the node with a name.
 func (f *FS) find(name string) (*node, error) {
 	dir, base, err := f.parent(name)
 	if err != nil {
@@ -493,7 +494,7 @@ func (f *FS) unlink(dir *node, base string) {
 	f.reap(n)
 }
 
-// reap frees the memory of a file that nothing refers to.
+// reap frees the memory of a file without names and open files.
 func (f *FS) reap(n *node) {
 	if n.links == 0 && n.opens == 0 && !n.isDir() {
 		n.truncate(f.arena)

@@ -9,12 +9,12 @@ import (
 	"github.com/kvhost/kvhost/host/internal/budget"
 )
 
-// Bounds of what clients that are slow or many make the host hold.
+// Limits on the resources that many or slow clients can make the host hold.
 const (
 	readTimeout  = 10 * time.Second
-	writeTimeout = 10 * time.Second // of an answer, from the end of its request's headers on
-	writeBuffer  = 32 << 10         // the kernel's, of a connection
-	period       = time.Second      // in which figures are read mostReadings times, whoever asks
+	writeTimeout = 10 * time.Second // for an answer, from the end of the request's headers
+	writeBuffer  = 32 << 10         // bytes of the kernel's buffer of a connection
+	period       = time.Second      // time in which figures are read at most mostReadings times for all clients together
 	mostReadings = 32
 )
 
@@ -53,7 +53,8 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// shared is read for all who ask: most times in a period, and what came last for those who ask more often.
+// shared returns a function that reads a value for all clients, at most mostReadings times in a period. Beyond that it returns
+// the last value again.
 func shared[T any](period time.Duration, read func() (T, error)) func() (T, error) {
 	var mu sync.Mutex
 	var began time.Time

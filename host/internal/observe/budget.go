@@ -4,7 +4,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/budget"
 )
 
-// The budgets that clients share.
+// Figures of the budgets that clients share.
 var (
 	budgetLimit   = newFamily("budget_limit", "What there is of something that clients share: bytes, files or connections.", "budget")
 	budgetHeld    = newFamily("budget_held", "What is held of it.", "budget part")

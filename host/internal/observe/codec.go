@@ -5,7 +5,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 )
 
-// What compression takes and gains.
+// Figures of the cost and the gain of compression.
 var (
 	codecPages   = newFamily("codec_page_bytes_total", "Page bytes of extents that were compressed or decompressed.", "direction model")
 	codecStored  = newFamily("codec_stored_bytes_total", "Bytes that the same extents take in files.", "direction model")

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// family is a metric. Its series differ in the values of its labels.
+// family is a metric. Its series differ in the values of their labels.
 type family struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
@@ -14,10 +14,10 @@ type family struct {
 
 var declared = []string{"build_info"}
 
-// Names are those of all metrics, without kvhost_.
+// Names returns the names of all metrics, without kvhost_.
 func Names() []string { return declared }
 
-// newFamily is a counter where its name ends as the names of counters do.
+// newFamily returns a metric. It is a counter if its name ends like that of a counter.
 func newFamily(name, help, labels string) family {
 	declared = append(declared, name)
 	kind := prometheus.GaugeValue
@@ -27,10 +27,10 @@ func newFamily(name, help, labels string) family {
 	return family{prometheus.NewDesc("kvhost_"+name, help, strings.Fields(labels), nil), kind}
 }
 
-// series receives what is scraped.
+// series receives the series of a scrape.
 type series chan<- prometheus.Metric
 
-// put sends one series. A label that is not UTF-8 would fail all of them.
+// put sends one series. Labels are made valid UTF-8, because one that is not would make the whole scrape fail.
 func (s series) put(f family, v float64, labels ...string) {
 	for i := range labels {
 		labels[i] = strings.ToValidUTF8(labels[i], "\uFFFD")
@@ -38,7 +38,7 @@ func (s series) put(f family, v float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(f.desc, f.kind, v, labels...)
 }
 
-// histogram sends a histogram of seconds. There is one bucket more than bounds, and none of them is cumulative.
+// histogram sends a histogram of seconds. There is one more bucket than bounds, and the counts are not cumulative.
 func histogram[N int64 | uint64](s series, f family, seconds float64, bounds []float64, counts []N, labels ...string) {
 	buckets, all := map[float64]uint64{}, uint64(0)
 	for i, n := range counts {

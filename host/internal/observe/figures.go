@@ -12,15 +12,16 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// figure is a number of a host. It is declared once: /metrics has it as a series, and the status as a field or a counter.
+// figure is a number of a host. It is declared once and appears in two places: as a series of /metrics, and as a field or a
+// counter of the status.
 type figure struct {
-	from   string // the field of the statistics; a path where it is one of an inner struct
-	series string // without kvhost_; empty: it has none. One that ends with _total is a counter, others are gauges
-	status string // the name in the status; empty: it is not there
+	from   string // field of the statistics; a path for a field of an inner struct
+	series string // name of the series without kvhost_; empty if there is none; a name that ends with _total is a counter, all others are gauges
+	status string // name in the status; empty if it is not there
 	help   string
 }
 
-// subject is the kind of thing that figures are of: roots, peers, policies.
+// subject is a kind of thing with figures: roots, peers or policies.
 type subject struct {
 	figures []figure
 	paths   [][]int
@@ -48,13 +49,13 @@ func of[T any](labels string, figures ...figure) *subject {
 	return s
 }
 
-// value is a figure of one of them, a pointer. Without the inner struct there is none.
+// value returns a figure of one thing, given a pointer to its statistics. It returns false if an inner struct is missing.
 func (s *subject) value(figure int, one any) (v reflect.Value, found bool) {
 	v, err := reflect.ValueOf(one).Elem().FieldByIndexErr(s.paths[figure])
 	return v, err == nil
 }
 
-// put sends the series of one of them.
+// put sends the series of one thing.
 func (s *subject) put(out series, one any, labels ...string) {
 	for i, f := range s.figures {
 		if f.series != "" {
@@ -75,7 +76,7 @@ func (s *subject) fill(m protobuf.Message, one any) {
 	}
 }
 
-// count enters them into the counters of the status.
+// count adds the figures of one thing to the counters of the status.
 func (s *subject) count(into map[string]uint64, prefix string, one any) {
 	for i, f := range s.figures {
 		if v, found := s.value(i, one); found && f.status != "" {
@@ -84,7 +85,7 @@ func (s *subject) count(into map[string]uint64, prefix string, one any) {
 	}
 }
 
-// number is a figure as a series has it: seconds, 1 for what is true, 1 for an error.
+// number returns a figure as a value of a series: a time in seconds, and 1 for true or for an error.
 func number(v reflect.Value) float64 {
 	if !v.IsValid() {
 		return 0

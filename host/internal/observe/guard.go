@@ -19,14 +19,14 @@ import (
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
-// leastToken is the least length of a token: shorter ones can be guessed.
+// leastToken is the least length of a token, because shorter ones can be guessed.
 const leastToken = 16
 
-// guard lets requests with the right token pass. Where no token is wanted, it keeps pages of other sites out, which a
-// browser on this machine may have open.
+// guard admits requests with the right token. If no token is configured, it refuses requests by pages of other sites,
+// which may be open in a browser on this machine.
 type guard struct {
-	digest *regular.Renewed[[sha256.Size]byte] // of the token; nil: none is wanted
-	names  []string                            // of this host
+	digest *regular.Renewed[[sha256.Size]byte] // digest of the token; nil if none is configured
+	names  []string                            // names of this host
 }
 
 func newGuard(file, listen string, log *slog.Logger) (*guard, error) {
@@ -65,7 +65,8 @@ func readToken(file string) (string, error) {
 	return token, nil
 }
 
-// protect answers 401 to requests without the token. Digests are compared, so that the time tells nothing of the token.
+// protect answers 401 to requests without the token. It compares digests, so that the time of the comparison reveals nothing
+// about the token.
 func (g *guard) protect(next http.Handler) http.Handler {
 	if g.digest == nil {
 		return g.sameSite(next)
@@ -82,15 +83,16 @@ func (g *guard) protect(next http.Handler) http.Handler {
 	})
 }
 
-// sameSite answers 403 to requests of other sites: those with such an Origin, and those that name this host by a name that is
-// not its own, because another site's name can be made to lead here. It cannot be an address, or a name without a dot.
+// sameSite answers 403 to requests by pages of other sites. These have the Origin of another site, or they address this host by
+// a name that is not its own, because another site can make its name resolve to this host. Addresses, and names without a dot,
+// are always accepted.
 func (g *guard) sameSite(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := r.Host
 		if host, _, err := net.SplitHostPort(name); err == nil {
 			name = host
 		}
-		name = strings.TrimSuffix(name, ".") // of a name that is whole, which is no part of it
+		name = strings.TrimSuffix(name, ".") // the dot at the end of a fully qualified name
 		_, err := netip.ParseAddr(strings.Trim(name, "[]"))
 		own := err == nil || !strings.Contains(name, ".") ||
 			slices.ContainsFunc(g.names, func(n string) bool { return strings.EqualFold(n, name) })

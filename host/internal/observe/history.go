@@ -12,13 +12,13 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// The last five minutes of what the page draws are kept here, because operators open the page after an incident.
+// The last five minutes of the page's graphs are kept here, because operators open the page after an incident.
 const (
 	sampleEvery = 2 * time.Second
 	samplesKept = 150
 )
 
-// history is readings of the status, without what the page does not draw over time.
+// history holds readings of the status, reduced to the parts that the page draws over time.
 type history struct {
 	mu           sync.Mutex
 	samples      [][]byte // JSON, the oldest first
@@ -68,11 +68,11 @@ func (h *history) add(s *proto.StatusResponse) {
 	h.before, h.last = h.last, s
 	h.samples = append(h.samples, b)
 	if len(h.samples) > samplesKept {
-		h.samples = slices.Clone(h.samples[1:]) // an answer may hold the others
+		h.samples = slices.Clone(h.samples[1:]) // the old array may still be in use for an answer
 	}
 }
 
-// earlier is a reading for the rates of another one, which is returned where there is none.
+// earlier returns the reading to which rates of now refer. If there is none, it returns now.
 func (h *history) earlier(now *proto.StatusResponse) *proto.StatusResponse {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,5 +86,5 @@ func (h *history) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	h.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	body := append([]byte{'['}, bytes.Join(samples, []byte{','})...)
-	_, _ = w.Write(append(body, ']', '\n')) // a reader that is gone wants no answer
+	_, _ = w.Write(append(body, ']', '\n')) // an error means that the client is gone
 }

@@ -52,7 +52,7 @@ func collectLevels(out series, st *store.Stats) {
 	}
 }
 
-// countLevels enters the figures of levels into the counters of the status: of a store with one level there are none.
+// countLevels adds the figures of levels to the counters of the status. For a store with one level there are none.
 func countLevels(out map[string]uint64, st *store.Stats) {
 	if len(st.Levels) < 2 {
 		return

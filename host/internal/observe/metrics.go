@@ -18,22 +18,22 @@ import (
 	"github.com/kvhost/kvhost/host/internal/transfer"
 )
 
-// Host is what figures are read from.
+// Host holds the sources of the figures.
 type Host struct {
 	Store  *store.Store
 	Engine *transfer.Engine
 	Server *server.Server
 	GPUs   []*gds.GPU
-	Memory map[string]*memfs.FS // of roots in memory, by path
-	// Buckets are those of roots, by path.
+	Memory map[string]*memfs.FS // memory of roots in memory, by path
+	// Buckets are the file systems of roots in buckets, by path.
 	Buckets map[string]*s3fs.FS
-	Peers   *peers.Peers // nil when off
-	// PolicyMemory is what the instances of all policies have and may have.
+	Peers   *peers.Peers // nil if there are no peers
+	// PolicyMemory is the memory of the instances of all policies, with its limit.
 	PolicyMemory *sandbox.MemoryBudget
 	Version      string
 	Spans        *spans.Tracer
 	Reloads      *Reloads
-	// Certificates says when they end, by the settings that name them.
+	// Certificates returns the ends of certificates, by the settings that name them.
 	Certificates func() map[string]time.Time
 }
 
@@ -72,7 +72,7 @@ var (
 // collector reads the host's figures when it is scraped.
 type collector struct{ *Host }
 
-// Describe sends nothing: the set of series depends on roots, GPUs, sessions and policies, so the collector is unchecked.
+// Describe sends nothing. The set of series depends on roots, GPUs, sessions and policies, so the collector is unchecked.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
@@ -106,7 +106,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	collectBudgets(out, c.Server.Budgets(0))
 }
 
-// buildInfo is 1, with what the binary was made from as labels.
+// buildInfo returns a metric with the value 1 and the properties of the binary as labels.
 func buildInfo(version string) prometheus.Collector {
 	g := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "kvhost_build_info", Help: "1, labelled with the versions of kvhost and Go.",
@@ -116,7 +116,7 @@ func buildInfo(version string) prometheus.Collector {
 	return g
 }
 
-// Registry has all metrics of a host, of Go and of the process.
+// Registry returns a registry with all metrics of a host, of Go and of the process.
 func (h *Host) Registry() *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(collector{h}, buildInfo(h.Version), collectors.NewGoCollector(),

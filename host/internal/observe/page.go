@@ -10,14 +10,14 @@ import (
 //go:embed page
 var page embed.FS
 
-// contentPolicy lets a page use nothing but what comes with it.
+// contentPolicy allows the page to use only its own files.
 const contentPolicy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// manualElsewhere is the manual for a program that was installed without it.
+// manualElsewhere is the address of the manual for a program that was installed without it.
 const manualElsewhere = "https://github.com/kvhost/kvhost/blob/main/host/docs/operate.md"
 
-// servePage serves the page's files, / and what it loads, and the manual.
+// servePage serves the page at /, its files, and the manual.
 func servePage(mux *http.ServeMux, manual []string) {
 	for path, file := range map[string]string{"/{$}": "index.html", "/page.css": "page.css", "/page.js": "page.js"} {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
@@ -27,7 +27,7 @@ func servePage(mux *http.ServeMux, manual []string) {
 	}
 	mux.HandleFunc("GET /manual/{file...}", func(w http.ResponseWriter, r *http.Request) {
 		for _, dir := range manual {
-			root, err := os.OpenRoot(dir) // each time: an upgrade may bring it, or take it
+			root, err := os.OpenRoot(dir) // opened for each request, because an upgrade may add or remove it
 			if err != nil {
 				continue
 			}
@@ -40,14 +40,14 @@ func servePage(mux *http.ServeMux, manual []string) {
 	})
 }
 
-// alone keeps a page from what is not the host's.
+// alone sets the headers that keep a page from using resources of other sites.
 func alone(h http.Header) {
 	h.Set("Content-Security-Policy", contentPolicy)
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
 }
 
-// manuals are where packages and wheels, tarballs and make have the manual of a program.
+// manuals returns the directories in which packages, wheels, tarballs and make install a program's manual.
 func manuals() []string {
 	program, err := os.Executable()
 	if err != nil {

@@ -23,7 +23,7 @@ var ofPeer = of[peers.Stats]("peer",
 	figure{"Blamed", "peer_blamed_total", "blamed", "Pieces that were not what they should be."},
 )
 
-// ofLent has what this host lends.
+// ofLent has the figures of this host's loans to others.
 var ofLent = of[peers.Lent]("",
 	figure{"Bytes", "lent_bytes_total", "", "Bytes of pieces sent to peers."},
 	figure{"NIXLBytes", "lent_nixl_bytes_total", "", "Bytes among them that peers may have read by NIXL."},

@@ -15,7 +15,8 @@ import (
 
 const policyLabels = "role policy module digest root"
 
-// ofPolicy has what policies and shadows have in common in the status; its series are of policies in use: evict by root.
+// ofPolicy has the figures that policies and shadows have in common in the status. Its series are those of policies in use,
+// with a series for each root of an evict policy.
 var ofPolicy = of[policy.Stats](policyLabels,
 	figure{"Calls", "policy_calls_total", "calls", "Calls into a policy."},
 	figure{from: "Records", status: "records"},
@@ -31,7 +32,7 @@ var ofPolicyInUse = of[store.PolicyStats](policyLabels,
 	figure{from: "Since", status: "since"},
 )
 
-// ofShadow has the series of shadows, and their trial in the status.
+// ofShadow has the series of shadows, and the fields of their trial in the status.
 var ofShadow = of[store.ShadowStats]("policy module digest",
 	figure{"Keys", "shadow_keys_total", "keys", "Keys looked up that a shadow received."},
 	figure{"Hits", "shadow_hits_total", "hits", "Of those, keys that the shadow would have granted."},
@@ -43,7 +44,7 @@ var ofShadow = of[store.ShadowStats]("policy module digest",
 )
 
 var (
-	// moduleCounters are exported once for each module, whatever its roles.
+	// moduleCounters are exported once for each module, regardless of its roles.
 	moduleCounters = family{newFamily("policy_counter", "Counters of a module.", "policy module digest counter").desc, prometheus.UntypedValue}
 	policiesMemory = newFamily("policies_memory_bytes", "Memory of the instances of all policies, shadows included.", "")
 	policiesLimit  = newFamily("policies_memory_limit_bytes", "Memory that the instances of all policies may have.", "")
@@ -76,7 +77,7 @@ type policySeries struct {
 	stats  store.PolicyStats
 }
 
-// byLabels groups the policies by their labels: one that is bound several times is summed.
+// byLabels groups the policies by their labels, and adds up policies with the same labels.
 func byLabels(list []store.PolicyStats) (out []policySeries) {
 	for _, p := range list {
 		labels := [5]string{p.Role.String(), p.Name, p.Module, p.Digest, p.Root}
@@ -133,7 +134,7 @@ func statusOf(p *policy.Stats) *proto.PolicyStatus {
 	return out
 }
 
-// Digest is a module's, and empty for one that is built in.
+// Digest returns the digest of a module. It is empty for a built-in policy.
 func Digest(digest string) string {
 	if digest == "native" {
 		return ""

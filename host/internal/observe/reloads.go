@@ -12,9 +12,9 @@ var (
 	certificateEnd = newFamily("certificate_expiry_timestamp_seconds", "When the certificate that a setting names ends.", "setting")
 )
 
-// Reloads are the results of reloads.
+// Reloads counts the results of reloads.
 type Reloads struct {
-	failed  atomic.Bool // the last one
+	failed  atomic.Bool // the last reload failed
 	applied atomic.Int64
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/server"
 )
 
-// Status is the part of the Status call that the server cannot answer itself, but for whether the host is ready.
+// Status returns the part of the status that the server does not know, without the reasons why the host is not ready.
 func (h *Host) Status() *proto.StatusResponse {
 	st, ts := h.Store.Stats(), h.Engine.Stats()
 	out := &proto.StatusResponse{PolicyMemory: h.PolicyMemory.Used(), PolicyMemoryLimit: h.PolicyMemory.Limit(), Counters: map[string]uint64{}}

@@ -13,14 +13,14 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// Table is a part of a host's status for people: kvhost status prints it, and the page draws it.
+// Table is a part of a host's status in the form for people. kvhost status prints it, and the page draws it.
 type Table struct {
 	Name    string   `json:"name"`
 	Columns []Column `json:"columns"`
 	Rows    []Row    `json:"rows"`
 }
 
-// Column is a column of a table. Number says that it is of numbers, and Part that these are percentages.
+// Column is a column of a table. Number is set for columns of numbers, and Part if these are percentages.
 type Column struct {
 	Title  string `json:"title"`
 	Number bool   `json:"number"`
@@ -30,15 +30,15 @@ type Column struct {
 // Row is a row of a table.
 type Row struct {
 	Cells []string `json:"cells"`
-	Tones []string `json:"tones"` // of the cells: good, bad or nothing
-	Why   string   `json:"why"`   // the row is as it is
+	Tones []string `json:"tones"` // tone of each cell: good, bad or empty
+	Why   string   `json:"why"`   // reason for the state of the row
 }
 
-// column is how a column is made of the things that a table has rows of.
+// column computes the cells of a column from the things that are the rows of a table.
 type column[R any] struct {
 	Column
 	cell func(R) string
-	tone func(R) string // nil: none
+	tone func(R) string // nil means no tone
 }
 
 func text[R any](title string, cell func(R) string) column[R] {
@@ -57,7 +57,7 @@ func part[R any](title string, n, all func(R) uint64) column[R] {
 	return column[R]{Column{Title: title, Number: true}, func(r R) string { return Percent(n(r), all(r)) }, nil}
 }
 
-// faults makes a count bad that is not 0.
+// faults is a column of counts, in which every count but 0 is bad.
 func faults[R any](title string, n func(R) uint64) column[R] {
 	c := count(title, n)
 	c.tone = func(r R) string { return toneOf(n(r) == 0, "") }
@@ -104,7 +104,7 @@ type (
 	sessionRow = *proto.SessionStatus
 )
 
-// Tables are those of a status. before is an earlier one of the same host, for rates.
+// Tables returns the tables of a status. before is an earlier status of the same host, for rates.
 func Tables(before, now *proto.StatusResponse) []Table {
 	level := func(name string) func(int) uint64 {
 		return func(n int) uint64 { return now.Counters[fmt.Sprintf("level%d_%s", n, name)] }
@@ -137,7 +137,7 @@ func Tables(before, now *proto.StatusResponse) []Table {
 			text("level", func(n int) string { return fmt.Sprint(n) }), count("hits", level("hits")), size("loaded", level("loaded_bytes")),
 			count("demoted to", level("demotion")), count("promoted to", level("promotion")), count("prefetched", level("prefetch")),
 			count("used", level("prefetch_used")),
-			part("kept", level("kept"), level("volatile")), // what is not in memory is there after the host
+			part("kept", level("kept"), level("volatile")), // part of the entries that outlives the host
 			count("shed", func(n int) uint64 {
 				return level("demotion_shed")(n) + level("promotion_shed")(n) + level("through_shed")(n) + level("prefetch_shed")(n)
 			})),
@@ -207,10 +207,10 @@ func Tables(before, now *proto.StatusResponse) []Table {
 	}
 }
 
-// mostLevels is more than a host can have.
+// mostLevels is larger than the number of levels of any host.
 const mostLevels = 8
 
-// levelsOf are the levels that a host has, if it has several.
+// levelsOf returns the levels of a host, or none if it has a single level.
 func levelsOf(s *proto.StatusResponse) (list []int) {
 	for n := range mostLevels {
 		if _, has := s.Counters[fmt.Sprintf("level%d_hits", n)]; has {
@@ -220,7 +220,7 @@ func levelsOf(s *proto.StatusResponse) (list []int) {
 	return list
 }
 
-// PerSecond is how much a figure has grown since an earlier status; 0 where that is of another process.
+// PerSecond returns the growth rate of a figure since an earlier status. It is 0 if the earlier status is of another process.
 func PerSecond(before, now *proto.StatusResponse, read func(*proto.StatusResponse) uint64) float64 {
 	since := (now.Uptime.AsDuration() - before.Uptime.AsDuration()).Seconds()
 	if since <= 0 || read(now) < read(before) {
@@ -229,7 +229,7 @@ func PerSecond(before, now *proto.StatusResponse, read func(*proto.StatusRespons
 	return float64(read(now)-read(before)) / since
 }
 
-// Speed is bytes per second for people.
+// Speed formats bytes per second for people.
 func Speed(n float64) string { return config.SizeText(int64(n)) + "/s" }
 
 func Percent(part, whole uint64) string {
@@ -276,5 +276,5 @@ func perRecord(p policyRow, n uint64) string {
 	return fmt.Sprint(n / p.Records)
 }
 
-// Short is enough of a digest for people to tell modules apart.
+// Short returns the first digits of a digest, which are enough for people to distinguish modules.
 func Short(digest string) string { return cmp.Or(digest[:min(len(digest), 12)], "built in") }

@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// ofRoute has transfers by GPU (or "host" for host memory), root, route and direction.
+// ofRoute has the figures of transfers by GPU (or "host" for host memory), root, route and direction.
 var ofRoute = of[transfer.RouteTraffic]("gpu root route direction",
 	figure{"Bytes", "transfer_bytes_total", "bytes", "File bytes of pieces that arrived."},
 	figure{"Errors", "transfer_errors_total", "errors", "Pieces that failed."},
@@ -38,7 +38,7 @@ var (
 		"Pieces that were staged because their direct operation failed.", "gpu root direction")
 )
 
-// direction is the word for a kind of task.
+// direction returns the name of a kind of task.
 func direction(k staging.Kind) string {
 	if k == staging.Read {
 		return "load"

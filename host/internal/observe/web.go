@@ -1,19 +1,19 @@
-// Package observe shows a host: to Prometheus, to probes, and to people in a page, by a read-only HTTP interface. Nothing here
-// can change the host, and nothing is counted here: a collector reads the statistics of the store, the transfer engine and
-// the server when it is scraped.
+// Package observe is the read-only HTTP interface of a host, for Prometheus, for probes, and for people. It cannot change the
+// host and counts nothing itself: a collector reads the statistics of the store, the transfer engine and the server at each
+// scrape.
 //
 //	GET /          the page
-//	GET /manual/   the manual, where the program was installed with it
+//	GET /manual/   the manual, if the program was installed with it
 //	GET /livez     200 while the process answers
-//	GET /readyz    200 when the host is ready, else 503 with a reason in each line
+//	GET /readyz    200 when the host is ready, otherwise 503 with one reason in each line
 //	GET /metrics   for Prometheus
 //	GET /status    proto.StatusResponse as JSON
 //	GET /tables    the tables of the page and of kvhost status
-//	GET /history   an array of what the page draws of it, one for every two seconds of the last five minutes
-//	GET /debug/pprof/...  profiles of the process, when switched on
+//	GET /history   an array of readings for the page's graphs, one for every two seconds of the last five minutes
+//	GET /debug/pprof/...  profiles of the process, if enabled
 //
-// With a token, all but the probes, the page and the manual want it as "Authorization: Bearer ...". Without one they want a Host that is an address or a
-// name of this host.
+// If a token is configured, all paths except the probes, the page and the manual require "Authorization: Bearer ...". Otherwise they
+// require a Host header with an address or a name of this host.
 package observe
 
 import (
@@ -42,24 +42,24 @@ import (
 
 type Config struct {
 	Listen    string // host:port
-	CertFile  string // PEM; empty: no TLS
+	CertFile  string // PEM file; empty means no TLS
 	KeyFile   string
-	TokenFile string // what clients must present; empty: nothing
+	TokenFile string // file with the token that clients must present; empty means none
 	Profiles  bool   // serve /debug/pprof/
 
 	Registry    *prometheus.Registry
-	Status      func() *proto.StatusResponse // with NotReady
-	Connections *budget.Connections          // that may be open
+	Status      func() *proto.StatusResponse // returns the status including NotReady
+	Connections *budget.Connections          // limit of open connections
 	Log         *slog.Logger
 
-	period, timeout, sampleEvery time.Duration // for tests: other than the constants
-	manuals                      []string      // as well
+	period, timeout, sampleEvery time.Duration // replace the constants in tests
+	manuals                      []string      // directories of the manual, in tests
 }
 
 type Server struct {
 	listener net.Listener
 	server   http.Server
-	sample   func(context.Context) // keeps the history until the context is done
+	sample   func(context.Context) // maintains the history until the context is done
 }
 
 // Listen reads the credentials and binds the address. Nothing is served before [Server.Serve].
@@ -68,7 +68,7 @@ func Listen(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCredential, err)
 	}
-	var certificate *regular.Renewed[*tls.Certificate] // nil: no TLS
+	var certificate *regular.Renewed[*tls.Certificate] // nil means no TLS
 	if cfg.CertFile != "" {
 		load := func() (*tls.Certificate, error) {
 			pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
@@ -99,19 +99,19 @@ func Listen(cfg Config) (*Server, error) {
 		s.listener = tls.NewListener(s.listener, &tls.Config{
 			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certificate.Now(), nil },
 			MinVersion:     tls.VersionTLS12,
-			NextProtos:     []string{"http/1.1"}, // a connection of HTTP/2 would be many
+			NextProtos:     []string{"http/1.1"}, // a connection of HTTP/2 would count as one but carry many requests
 		})
 	}
 	return s, nil
 }
 
-// answer is the status, and how it is sent.
+// answer is a status and its encoding.
 type answer struct {
 	status *proto.StatusResponse
 	body   []byte
 }
 
-// exposition is an answer of /metrics, which is written for all who ask.
+// exposition is an answer of /metrics, which is written once for several clients.
 type exposition struct {
 	bytes.Buffer
 	header http.Header
@@ -121,7 +121,7 @@ type exposition struct {
 func (e *exposition) Header() http.Header  { return e.header }
 func (e *exposition) WriteHeader(code int) { e.code = code }
 
-// handler answers requests. sample keeps what it answers of the past.
+// handler returns the handler of requests. sample maintains the history.
 func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Context)) {
 	period := cmp.Or(cfg.period, period)
 	status := shared(period, func() (answer, error) {
@@ -131,7 +131,7 @@ func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Cont
 	})
 	exposed := promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{
 		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
-		DisableCompression: true, // it would take more memory than all else of an answer
+		DisableCompression: true, // compression would take more memory than the rest of an answer
 	})
 	metrics := shared(period, func() (*exposition, error) {
 		e := &exposition{header: http.Header{}, code: http.StatusOK}
@@ -168,7 +168,7 @@ func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Cont
 	guarded.HandleFunc("GET /tables", func(w http.ResponseWriter, _ *http.Request) {
 		a, _ := status()
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(Tables(past.earlier(a.status), a.status)) // a reader that is gone wants no answer
+		_ = json.NewEncoder(w).Encode(Tables(past.earlier(a.status), a.status)) // an error means that the client is gone
 	})
 	if cfg.Profiles {
 		guarded.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -181,11 +181,11 @@ func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Cont
 	if cfg.manuals == nil {
 		cfg.manuals = manuals()
 	}
-	servePage(mux, cfg.manuals) // it has no figures: it asks for them with the token
+	servePage(mux, cfg.manuals) // without a guard: the page has no figures, and requests them with the token
 	return mux, func(ctx context.Context) { past.run(ctx, cmp.Or(cfg.sampleEvery, sampleEvery), status) }
 }
 
-// Addr is the address that it listens on.
+// Addr returns the address on which the server listens.
 func (s *Server) Addr() string { return s.listener.Addr().String() }
 
 // Serve serves until the context is done.

@@ -1,6 +1,6 @@
-// Package payload makes the pages of replays and measurements. All bytes of a page follow from its seed, so whoever loads
-// it can tell which of them are wrong, and keeps nothing.
+// Package payload generates the pages of replays and measurements. All bytes of a page follow from its seed, so a loaded page
+// can be checked without storing a copy.
 //
-// What a codec gains depends on the content: bytes that look random gain nothing, and zeros everything. So there are
-// pages of values from a normal distribution too, in the floats that engines keep.
+// The gain of a codec depends on the content: random bytes gain nothing, and zeros gain everything. So there are also pages of
+// values from a normal distribution, in the floats that engines use.
 package payload

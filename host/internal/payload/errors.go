@@ -2,5 +2,5 @@ package payload
 
 import "errors"
 
-// ErrDType: there is no such content.
+// ErrDType means that there is no content for this type.
 var ErrDType = errors.New("payload: unknown content of pages")

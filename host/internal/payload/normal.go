@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// quantiles are values of a normal distribution, each as likely as the others: what it is at the middle of each of 65,536
-// parts of equal weight, rounded to a type of floats.
+// quantiles returns equally likely values of a normal distribution: the middles of 65,536 parts of equal weight, rounded to a
+// type of floats.
 func quantiles[F uint8 | uint16](round func(float64) F) *[1 << 16]F {
 	var t [1 << 16]F
 	for i := range t {
@@ -20,17 +20,17 @@ var (
 	float8s   = sync.OnceValue(func() *[1 << 16]uint8 { return quantiles(e4m3) })
 )
 
-// bfloat16 rounds to the nearest value, or the even one.
+// bfloat16 rounds to the nearest value, and to the even one of two equally near values.
 func bfloat16(v float64) uint16 {
 	bits := math.Float32bits(float32(v))
 	return uint16((bits + 0x7fff + bits>>16&1) >> 16)
 }
 
-// e4m3 rounds to the nearest value of 8 bits, or the even one: a sign, 4 bits of exponent and 3 of mantissa, as in OCP's
-// 8-bit floating point specification. v is far from its limit, 448.
+// e4m3 rounds to the nearest value of 8 bits, and to the even one of two equally near values. The format has a sign, 4 bits of
+// exponent and 3 bits of mantissa, as in OCP's 8-bit floating point specification. v must be far from its limit, 448.
 func e4m3(v float64) (bits uint8) {
 	const least = -6  // exponent of the least normal value
-	exponent := least // also of 0
+	exponent := least // also the exponent of 0
 	if _, e := math.Frexp(v); v != 0 {
 		exponent = max(e-1, least)
 	}
@@ -41,7 +41,7 @@ func e4m3(v float64) (bits uint8) {
 	return bits
 }
 
-// bfloat16Words are words of four values.
+// bfloat16Words returns words of four values.
 func bfloat16Words() words {
 	t := bfloat16s()
 	return func(c uint64) uint64 {
@@ -50,7 +50,7 @@ func bfloat16Words() words {
 	}
 }
 
-// float8Words are words of eight values.
+// float8Words returns words of eight values.
 func float8Words() words {
 	t := float8s()
 	four := func(w uint64) uint64 {

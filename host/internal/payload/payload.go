@@ -8,21 +8,21 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Contents of pages, by the type of their values.
+// Types of values in pages.
 const (
-	U8       = "u8" // all bytes alike: they cannot be compressed
+	U8       = "u8" // uniformly distributed bytes, which cannot be compressed
 	BFloat16 = "bfloat16"
 	FP8      = "fp8" // e4m3
 )
 
-// Content fills pages.
+// Content fills pages with values of one type.
 type Content interface {
 	Fill(page []byte, seed uint64)
-	// Mismatches counts the bytes that differ from what Fill wrote.
+	// Mismatches counts the bytes that differ from those that Fill writes.
 	Mismatches(page []byte, seed uint64) int64
 }
 
-// Of is the content of a type: of BFloat16 and FP8 it is values of a normal distribution.
+// Of returns the content of a type. For BFloat16 and FP8 it has values of a normal distribution.
 func Of(dtype string) (Content, error) {
 	switch dtype {
 	case U8:
@@ -35,7 +35,7 @@ func Of(dtype string) (Content, error) {
 	return nil, fmt.Errorf("%w: %q, want %s, %s or %s", ErrDType, dtype, U8, BFloat16, FP8)
 }
 
-// The multipliers are those of SplitMix64.
+// Multipliers of SplitMix64.
 const (
 	step = 0x9e3779b97f4a7c15
 	mixA = 0xbf58476d1ce4e5b9
@@ -46,7 +46,7 @@ const (
 	step4 = 4 * step & (1<<64 - 1)
 )
 
-// mix spreads every bit of x over the word.
+// mix makes every bit of the result depend on every bit of x.
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * mixA
 	x = (x ^ x>>27) * mixB
@@ -61,11 +61,11 @@ func Seed(key *kv.Key, rank uint32, plane kv.Plane, block uint32) uint64 {
 	return mix(s ^ (uint64(plane.Layer)<<32 | uint64(plane.Part)) + step2)
 }
 
-// word is the page's 8 bytes at offset 8i, from its counter c = seed + i*step. One multiplication is enough: no two
-// words of a page are equal, hardly any two of different pages are, and it is as fast as memory.
+// word returns the 8 bytes of a page at offset 8i, given their counter c = seed + i*step. One multiplication is enough,
+// and is as fast as memory: no two words of a page are equal, and hardly any two words of different pages are.
 func word(c uint64) uint64 { return (c ^ c>>32) * mixA }
 
-// uniform is U8, as fast as memory.
+// uniform is the content of U8.
 type uniform struct{}
 
 func (uniform) Fill(page []byte, seed uint64) {
@@ -115,7 +115,7 @@ func (uniform) Mismatches(page []byte, seed uint64) int64 {
 	return wrong
 }
 
-// words make content of words of 8 bytes, each from its counter.
+// words is a content that consists of words of 8 bytes, each computed from its counter.
 type words func(c uint64) uint64
 
 func (w words) Fill(page []byte, seed uint64) {

@@ -1,5 +1,5 @@
-// Package plain makes text of others safe to show. Names of models, engines and paths, and what servers, peers and clients say, reach the
-// terminal of an operator, who must not obey it: ESC, OSC and bell, and what changes the direction of a line.
+// Package plain makes foreign text safe to show on a terminal. Names of models, engines and paths, and messages of servers, peers and
+// clients, may contain control sequences (ESC, OSC, bell) and characters that change the direction of a line.
 package plain
 
 import (
@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// Text is a text on lines of its own: controls but tabs and line ends, and all else that is not seen, are written as in JSON, in which it is
-// the same text.
+// Text returns a text of one or more lines in safe form. Invisible characters, except tabs and line ends, are escaped as in JSON, so that a
+// JSON text keeps its meaning.
 func Text(s string) string {
 	if strings.IndexFunc(s, hidden) < 0 && utf8.ValidString(s) {
 		return s
@@ -31,7 +31,7 @@ func Text(s string) string {
 	return b.String()
 }
 
-// Line is Text on one line.
+// Line is Text in a single line.
 func Line(s string) string {
 	return oneLine.Replace(Text(s))
 }
@@ -40,12 +40,12 @@ var oneLine = strings.NewReplacer("\n", `\n`, "\t", `\t`)
 
 func hidden(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }
 
-// Writer writes as Text does.
+// Writer returns a writer that converts as Text does.
 func Writer(w io.Writer) io.Writer { return &writer{to: w} }
 
 type writer struct {
 	to   io.Writer
-	part []byte // of a character
+	part []byte // the bytes of an incomplete character
 }
 
 // Write implements [io.Writer].

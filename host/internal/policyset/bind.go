@@ -12,15 +12,16 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Bound is which policies have which roles. The set holds their references.
+// Bound assigns policies to roles. The set holds the references.
 type Bound struct {
 	Policies store.Policies
 	Roots    []*policy.Handle // by root: the evict policy that the root names, or nil
 	cfg      *config.Config
 }
 
-// bind gives the i-th policy's module the roles that its configuration names, or all that it has: evict in the roots
-// that name it or in those that name none, the others for its namespaces or for all that remain.
+// bind gives the i-th policy's module the roles that its configuration names, or all of its roles. An evict policy gets
+// the roots that name it, or those that name none. For the other roles, it gets the namespaces of its configuration, or
+// all that remain.
 func (b *Bound) bind(h *policy.Handle, i int) error {
 	c := &b.cfg.Policies[i]
 	if c.Shadow {
@@ -48,7 +49,7 @@ func (b *Bound) bind(h *policy.Handle, i int) error {
 			b.bindRoots(h)
 		case len(patterns) > 0 && role != abi.RoleEvict:
 			b.Policies.Rules = append(b.Policies.Rules, catalog.Rule{Role: role, Namespaces: patterns, Policy: h})
-		case len(patterns) > 0 && !named: // it is configured for its namespaces only
+		case len(patterns) > 0 && !named: // the policy is only for its namespaces
 		default:
 			if err := b.bindRest(role, h); err != nil {
 				return err

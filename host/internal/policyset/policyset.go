@@ -19,11 +19,11 @@ type Set struct {
 	log    *slog.Logger
 	cache  *sandbox.Cache
 	memory *sandbox.MemoryBudget
-	failed chan error   // a policy's fault that ends the host
-	start  Bound        // for the store to start with
+	failed chan error   // receives the fault of a policy that ends the host
+	start  Bound        // policies at the store's start
 	store  *store.Store // set by Attach
 
-	turn   chan struct{} // has room for one token: who put it there changes policies; modules are opened without it
+	turn   chan struct{} // holds a token while policies are changed; modules are opened without it
 	cfg    *config.Config
 	active map[string]*policy.Handle // by label
 
@@ -69,13 +69,13 @@ func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, er
 	return p, nil
 }
 
-// Attach tells the set the store that its changes apply to.
+// Attach sets the store to which changes apply.
 func (p *Set) Attach(st *store.Store) { p.store = st }
 
-// Memory is what all instances have together, and may have.
+// Memory returns the memory of all instances, with its limit.
 func (p *Set) Memory() *sandbox.MemoryBudget { return p.memory }
 
-// Bound is what the store starts with.
+// Bound returns the policies at the store's start.
 func (p *Set) Bound() *Bound { return &p.start }
 
 // Failed receives the fault of a policy that is configured to end the host.
@@ -93,7 +93,7 @@ func (p *Set) lock(ctx context.Context) error {
 
 func (p *Set) unlock() { <-p.turn }
 
-// locked calls f with the turn.
+// locked calls f while it holds the turn.
 func (p *Set) locked(ctx context.Context, f func() error) error {
 	if err := p.lock(ctx); err != nil {
 		return err
@@ -102,14 +102,14 @@ func (p *Set) locked(ctx context.Context, f func() error) error {
 	return f()
 }
 
-// open opens a module. The caller owns the reference and does not hold the turn: reading and compiling may take long, and
-// a change of another policy must not wait for it. cfg says where modules are.
+// open opens a module. The caller owns the reference and must not hold the turn: reading and compiling may take long, and a
+// change of another policy must not wait for it. cfg gives the directories of modules.
 func (p *Set) open(ctx context.Context, cfg *config.Config, label string, c *config.Policy) (*policy.Handle, error) {
 	opt := Options(cfg, c, p.cache, p.log)
 	opt.Stop, opt.Memory = p.stop, p.memory
 	m, err := policy.Open(ctx, c.Module, opt)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrPolicy, err) // which names the module
+		return nil, fmt.Errorf("%w: %w", ErrPolicy, err) // the error names the module
 	}
 	p.openMu.Lock()
 	p.opened[m] = struct{}{}
@@ -121,7 +121,7 @@ func (p *Set) open(ctx context.Context, cfg *config.Config, label string, c *con
 	return h, nil
 }
 
-// closed is called when the last reference to a module was released.
+// closed is called after the last reference to a module was released.
 func (p *Set) closed(m *policy.Module, err error) {
 	p.openMu.Lock()
 	delete(p.opened, m)
@@ -139,7 +139,7 @@ func (p *Set) stop(err error) {
 	}
 }
 
-// Options are the options to open a policy with, by its configuration and that of the host.
+// Options returns the options for opening a policy, from its configuration and that of the host.
 func Options(cfg *config.Config, c *config.Policy, cache *sandbox.Cache, log *slog.Logger) policy.Options {
 	opt := policy.Options{
 		Log: log, Dir: cfg.PolicyDir, Grants: c.Grants, SHA256: c.SHA256, PublicKey: c.PublicKey, Cache: cache,
@@ -152,8 +152,8 @@ func Options(cfg *config.Config, c *config.Policy, cache *sandbox.Cache, log *sl
 	return opt
 }
 
-// OpenCache opens the cache of compiled policies that the configuration names. A named one that cannot be used is an
-// error; the default one is then replaced by one that stores nothing.
+// OpenCache opens the cache of compiled policies that the configuration names. An error of a named cache is returned.
+// If the default cache cannot be used, OpenCache returns one that stores nothing.
 func OpenCache(dir string, log *slog.Logger) (*sandbox.Cache, error) {
 	if dir != config.CacheAuto {
 		return sandbox.OpenCache(dir)
@@ -171,7 +171,7 @@ func OpenCache(dir string, log *slog.Logger) (*sandbox.Cache, error) {
 	return cache, nil
 }
 
-// Close closes every module that is still open, whoever holds a reference to it. The store must have been closed.
+// Close closes every module that is still open, even if there are references to it. The store must have been closed.
 func (p *Set) Close(ctx context.Context) error {
 	var errs []error
 	p.openMu.Lock()

@@ -9,9 +9,9 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 )
 
-// Reload makes the policies those of a configuration. All modules are opened and tested first. A policy with the
-// same module and settings as before goes on. apply gets the new binding of roles to policies, and makes the store follow
-// it, or leaves all as it is. It returns the labels of policies whose modules' files have changed.
+// Reload changes the policies to those of a configuration. All modules are opened and tested first. A policy with the same
+// module and settings as before continues. apply gets the new assignment and either changes the store to it or changes nothing.
+// Reload returns the labels of policies with a changed module file.
 func (p *Set) Reload(ctx context.Context, cfg *config.Config, apply func(*Bound) error) (changed []string, err error) {
 	handles, err := p.openAll(ctx, cfg)
 	defer func() {
@@ -41,7 +41,7 @@ func (p *Set) Reload(ctx context.Context, cfg *config.Config, apply func(*Bound)
 			}
 		}
 		before := p.memory.Limit()
-		p.memory.SetLimit(max(before, uint64(cfg.PolicyMemory))) // for both, while one follows the other
+		p.memory.SetLimit(max(before, uint64(cfg.PolicyMemory))) // enough for both limits while instances of both exist
 		if err := apply(b); err != nil {
 			p.memory.SetLimit(before)
 			return err
@@ -59,10 +59,10 @@ func (p *Set) Reload(ctx context.Context, cfg *config.Config, apply func(*Bound)
 	return changed, err
 }
 
-// acts says whether a module that was opened again, as of a policy of the next configuration, is the one that acts under
-// its label, with the same settings. The file of a module may have changed under the same name.
+// acts reports whether a module that was opened for a policy of the next configuration is already active under its label, with
+// the same settings. The digest is compared, because the file of a module may have changed under the same name.
 func (p *Set) acts(now, opened *policy.Handle, next *config.Policy) bool {
-	instance := func(c config.Policy) config.Policy { // without what only says where it acts
+	instance := func(c config.Policy) config.Policy { // without the fields that only say where the policy acts
 		c.Name, c.Roles, c.Namespaces, c.Shadow, c.Capacity = "", nil, nil, false, 0
 		return c
 	}

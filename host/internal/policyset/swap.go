@@ -22,8 +22,8 @@ type Swapped struct {
 }
 
 // Swap replaces the module of the policy with this label, in all its roles, while sessions continue. If the module is
-// refused, or fails before it has taken over, the old one remains. What c leaves empty is taken from the policy's
-// configuration; c's settings override the policy's.
+// refused, or fails before it has taken over, the old one stays. Fields that are empty in c are taken from the policy's
+// configuration, and settings in c override the policy's.
 func (p *Set) Swap(ctx context.Context, label string, c config.Policy) (Swapped, error) {
 	for {
 		var next config.Policy
@@ -54,14 +54,14 @@ func (p *Set) Swap(ctx context.Context, label string, c config.Policy) (Swapped,
 // errChanged means that another change was made while a module was opened for this one.
 var errChanged = errors.New("policies were changed at the same time")
 
-// merged is the configuration of the policy with this label, with c over it.
+// merged returns the configuration of the policy with this label, overridden by c.
 func (p *Set) merged(label string, c config.Policy) config.Policy {
-	next := config.Policy{Module: label} // a built-in policy
+	next := config.Policy{Module: label} // the label of a built-in policy
 	if old := p.cfg.Labelled(label); old != nil {
 		next = *old
 	}
 	if next.SHA256 != "" && c.Module != "" {
-		next.SHA256 = "" // it pins the old module
+		next.SHA256 = "" // the digest is that of the old module
 	}
 	next.Module, next.SHA256 = cmp.Or(c.Module, next.Module), cmp.Or(c.SHA256, next.SHA256)
 	next.Config = maps.Clone(next.Config)
@@ -92,7 +92,7 @@ func (p *Set) swap(ctx context.Context, h *policy.Handle, c *config.Policy) (out
 	return out, nil
 }
 
-// setActive records the module and the configuration that are active under a label from now on.
+// setActive records the module and the configuration that become active under a label.
 func (p *Set) setActive(h *policy.Handle, c *config.Policy) {
 	next := *p.cfg
 	next.Policies = slices.Clone(next.Policies)
@@ -102,7 +102,7 @@ func (p *Set) setActive(h *policy.Handle, c *config.Policy) {
 			next.Policies[i] = *c
 		}
 	}
-	if p.cfg.Labelled(h.Label) == nil { // a new shadow
+	if p.cfg.Labelled(h.Label) == nil { // the shadow is new
 		next.Policies = append(next.Policies, *c)
 		next.Policies[len(next.Policies)-1].Name = h.Label
 	}
@@ -120,7 +120,7 @@ func (p *Set) clearActive(label string) {
 	}
 }
 
-// swapActive gives a module every role that the policies of its label have.
+// swapActive gives a module every role of the policies with its label.
 func (p *Set) swapActive(ctx context.Context, h *policy.Handle, c *config.Policy) ([]store.Taken, error) {
 	roles, err := p.rolesOf(h, c)
 	if err != nil {
@@ -135,7 +135,7 @@ func (p *Set) swapActive(ctx context.Context, h *policy.Handle, c *config.Policy
 	return p.store.Swap(ctx, w)
 }
 
-// rolesOf are the roles that the policies of a handle's label have. The handle's module must have them all.
+// rolesOf returns the roles of the policies with a handle's label. The handle's module must have them all.
 func (p *Set) rolesOf(h *policy.Handle, c *config.Policy) (roles [abi.Roles]bool, err error) {
 	for _, st := range p.store.Stats().Policies {
 		if st.Name != h.Label {
@@ -161,7 +161,7 @@ func (p *Set) swapShadow(ctx context.Context, h *policy.Handle, c *config.Policy
 	return p.store.SwapShadow(ctx, store.Shadow{Policy: h, Capacity: c.Capacity})
 }
 
-// Promote makes a new instance of a shadow's module evict, in one root or in all, and ends the shadow.
+// Promote makes a new instance of a shadow's module the evict policy of one root or of all roots, and ends the shadow.
 func (p *Set) Promote(ctx context.Context, label, root string) (Swapped, error) {
 	for {
 		var shadow config.Policy

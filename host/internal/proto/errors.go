@@ -2,5 +2,5 @@ package proto
 
 import "errors"
 
-// ErrMessage refuses a message that cannot be decoded; it is wrapped with the field's name.
+// ErrMessage means that a message cannot be decoded. It is wrapped with the field's name.
 var ErrMessage = errors.New("proto: bad message")

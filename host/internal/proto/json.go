@@ -11,9 +11,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// JSON is a message as scripts and pages want it: names as in the .proto file, every field there even when it is zero,
-// whole numbers as numbers, enumerations as words in lower case without their type's name, and durations and times (since
-// 1970) in seconds. protojson writes 64-bit numbers as text and leaves the layout of its output open.
+// JSON encodes a message for scripts and pages. Names are those of the .proto file, and fields that are zero are included.
+// Whole numbers are numbers, enumerations are words in lower case without the name of their type, and durations and times
+// (since 1970) are in seconds. protojson would write 64-bit numbers as text, and does not guarantee its layout.
 func JSON(m protobuf.Message) ([]byte, error) { return json.Marshal(plainMessage(m.ProtoReflect())) }
 
 func plainMessage(m protoreflect.Message) any {
@@ -68,18 +68,18 @@ func plainValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	return v.Interface()
 }
 
-// Word is a value of an enumeration as JSON has it: in_service of ROOT_STATE_IN_SERVICE.
+// Word returns the JSON form of a value of an enumeration: in_service for ROOT_STATE_IN_SERVICE.
 func Word(e protoreflect.Enum) string { return enumWord(e.Descriptor(), e.Number()) }
 
 func enumWord(enum protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
 	value := enum.Values().ByNumber(n)
 	if value == nil {
-		return fmt.Sprint(n) // of a newer host
+		return fmt.Sprint(n) // a value that only newer hosts know
 	}
 	return strings.ToLower(strings.TrimPrefix(string(value.Name()), prefixOf(enum)))
 }
 
-// Value is the inverse of Word: the number of a word among the values of an enumeration, 0 if it is none.
+// Value is the inverse of Word. It returns 0 for a word that is no value of the enumeration.
 func Value[E protoreflect.Enum](word string) E {
 	var e E
 	enum := e.Descriptor()
@@ -89,7 +89,7 @@ func Value[E protoreflect.Enum](word string) E {
 	return e
 }
 
-// prefixOf is what the values of RootState begin with: ROOT_STATE_.
+// prefixOf returns the common prefix of the values of an enumeration: ROOT_STATE_ for RootState.
 func prefixOf(enum protoreflect.EnumDescriptor) string {
 	var b strings.Builder
 	for i, r := range enum.Name() {

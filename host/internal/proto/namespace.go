@@ -7,11 +7,11 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Bounds of a namespace on the wire, so that reading one is cheap whatever it contains.
+// Limits of a namespace on the wire, so that reading one is cheap regardless of its content.
 const (
 	MaxGroups   = 256
 	MaxExtra    = 64
-	MaxParallel = 1 << 16 // of each parallel size: their product does not overflow
+	MaxParallel = 1 << 16 // limit of each parallel size, so that their product does not overflow
 )
 
 // FromNamespace returns the message for a namespace.

@@ -9,7 +9,7 @@ import (
 
 // Status asks the host behind a socket for its status, on a connection of its own.
 func Status(ctx context.Context, socket string) (_ *StatusResponse, err error) {
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())) // a socket of mode 0600
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())) // the socket has mode 0600
 	if err != nil {
 		return nil, err
 	}

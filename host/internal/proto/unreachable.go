@@ -16,8 +16,8 @@ import (
 // ErrVersion means that a host speaks another version of the protocol.
 var ErrVersion = errors.New("the host is of another version than this program: replace the older one")
 
-// Plain is an error of a call to the host at a socket in the words of a user: a refusal in the host's words, else why nothing
-// answers. gRPC says the latter in those of its transport.
+// Plain converts the error of a call to the host at a socket to a message for users: the host's own text for a refusal, and
+// otherwise the reason why there was no answer. gRPC's text would name details of its transport.
 func Plain(socket string, err error) error {
 	s, ok := status.FromError(err)
 	if !ok || err == nil {

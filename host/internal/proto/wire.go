@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Protocol is the version that both ends must speak.
+// Protocol is the version of the protocol that client and host must have in common.
 const Protocol = 1
 
 // The descriptor socket is in the directory of the session socket. Each descriptor comes with a session's nonce and a tag.
@@ -17,7 +17,7 @@ const (
 	DescriptorSuffix  = ".fd"
 	NonceBytes        = 16
 	DescriptorBytes   = NonceBytes + 8
-	DescriptorMaxText = 1024 // most bytes of an error text
+	DescriptorMaxText = 1024 // bytes of an error text
 )
 
 // AppendDescriptor appends the message that accompanies a file descriptor.
@@ -35,8 +35,8 @@ func ParseDescriptor(b []byte) (nonce [NonceBytes]byte, tag uint64, err error) {
 	return nonce, binary.LittleEndian.Uint64(b[NonceBytes:]), nil
 }
 
-// PackKeys packs keys at keyBytes each. Keys of full length are not copied: the result is their own memory, for a message
-// that is encoded before the keys change.
+// PackKeys packs keys of keyBytes each. Keys of full length are not copied: the result shares their memory, so the message must
+// be encoded before the keys change.
 func PackKeys(keys []kv.Key, keyBytes int) []byte {
 	if keyBytes == kv.KeyBytes {
 		return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(keys))), len(keys)*kv.KeyBytes)

@@ -1,6 +1,6 @@
-// Package regular reads small files that an operator names: configurations, policy modules, signatures, keys. Such a name
-// may stand for anything: a FIFO without a writer, a device, a file of a terabyte, or one on a mount that hangs. None
-// of these may stop the program. [Renewed] follows files that are renewed, and [Replace] writes one.
+// Package regular reads small files that an operator names: configurations, policy modules, signatures and keys. Such a name
+// may belong to anything: a FIFO without a writer, a device, a file of a terabyte, or a file on a mount that hangs. None of
+// these may stop the program. [Renewed] follows files that are renewed, and [Replace] writes a file.
 package regular
 
 import (
@@ -18,12 +18,12 @@ import (
 var (
 	// ErrNotRegular means that a path names something other than a regular file.
 	ErrNotRegular = errors.New("not a regular file")
-	// ErrTooLarge means that a file is larger than the reader takes.
+	// ErrTooLarge means that a file is larger than the limit.
 	ErrTooLarge = errors.New("file too large")
 )
 
-// ReadFile reads a regular file of at most limit bytes. It follows symbolic links. When ctx ends first, ReadFile returns
-// its error, and the read is left to end by itself.
+// ReadFile reads a regular file of at most limit bytes. It follows symbolic links. If ctx ends first, ReadFile returns the
+// context's error, and the read ends later by itself.
 func ReadFile(ctx context.Context, path string, limit int64) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
@@ -53,7 +53,7 @@ func readFile(path string, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The path may have come to mean a FIFO: without O_NONBLOCK the open would wait for a writer.
+	// The path may have become a FIFO since. Without O_NONBLOCK, the open would wait for a writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func readFile(path string, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if int64(len(b)) > limit { // it grew, or its file system knows no sizes
+	if int64(len(b)) > limit { // the file has grown, or its file system reports no sizes
 		return nil, tooLarge(path, limit)
 	}
 	return b, nil
@@ -95,7 +95,7 @@ func tooLarge(path string, limit int64) error {
 	return fmt.Errorf("%s has more than %d bytes: %w", path, limit, ErrTooLarge)
 }
 
-// Replace writes a temporary next to a file and renames it, so that a reader never gets half of it.
+// Replace writes a temporary next to a file and renames it, so that a reader never gets a part of it.
 func Replace(path string, data []byte, mode fs.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".kvhost-")
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// Renewed is what was read of files, such as a certificate's, and is read again once one of them is another, or has another time. It is
-// safe for concurrent use.
+// Renewed holds a value that was read from files, such as a certificate. It is read again when one of the files was replaced or has another
+// modification time. It is safe for concurrent use.
 type Renewed[T any] struct {
 	read  func() (T, error)
 	log   *slog.Logger
@@ -17,17 +17,17 @@ type Renewed[T any] struct {
 
 	mu    sync.Mutex
 	value T
-	files []fs.FileInfo // when value was read
-	said  string        // the last error in the log, until a renewal is whole
+	files []fs.FileInfo // the files when value was read
+	said  string        // the last logged error; empty after a complete renewal
 }
 
-// Renew reads files for the first time. The log has a line for each reason for which a renewal does not count yet.
+// Renew reads the files for the first time. Later failures of a renewal are logged, each reason once.
 func Renew[T any](read func() (T, error), log *slog.Logger, names ...string) (*Renewed[T], error) {
 	r := &Renewed[T]{read: read, log: log, names: names}
 	return r, r.load()
 }
 
-// Now is what counts at present. While a renewal is half written, that is what was read before.
+// Now returns the current value. While a renewal is incomplete, it is the previous one.
 func (r *Renewed[T]) Now() T {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -48,7 +48,7 @@ func (r *Renewed[T]) load() error {
 		if now[i], err = os.Stat(name); err != nil && r.files != nil {
 			return err
 		}
-		if now[i] != nil && !now[i].Mode().IsRegular() { // who opens a FIFO waits, and all who ask Now with it
+		if now[i] != nil && !now[i].Mode().IsRegular() { // opening a FIFO would block, and with it every caller of Now
 			return notRegular(name, now[i])
 		}
 	}

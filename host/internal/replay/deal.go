@@ -2,9 +2,9 @@ package replay
 
 // dealer deals the requests of a trace to N sessions so that a conversation stays in one session, in order.
 //
-// A request goes to the session that first had the deepest of its known leading blocks, unless that block is a shared
-// prompt: one that already has sharedBy different successors. Then, or when no block is known, the request starts a
-// new conversation, and goes to the session with the least work so far.
+// A request goes to the session that was the first to have the deepest of its known leading blocks. If that block has
+// sharedBy different successors already, it counts as part of a shared prompt. The request then starts a new
+// conversation, as it does when no block is known, and goes to the session with the least work so far.
 type dealer struct {
 	blocks map[uint64]dealt
 	work   []int64
@@ -15,7 +15,7 @@ type dealt struct {
 	children int32
 }
 
-// sharedBy is how many different successors make a block part of a shared prompt.
+// sharedBy is the number of different successors from which a block counts as part of a shared prompt.
 const sharedBy = 4
 
 func newDealer(n int) *dealer {

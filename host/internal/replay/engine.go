@@ -18,13 +18,13 @@ import (
 // engine is one session of a replay: a serving engine with the ranks of the shape. One goroutine runs it.
 type engine struct {
 	ranks  []*rank
-	window int // most chunks in one message, and in one rank's pages
+	window int // most chunks in one message, and in the pages of one rank
 	tally  tally
-	keys   []kv.Key // of the request being played
-	again  []int    // its chunks that were hit but could not be loaded
+	keys   []kv.Key // keys of the current request
+	again  []int    // its chunks that were hits but could not be loaded
 }
 
-// rank is one client session of an engine, and its pages.
+// rank is one client session of an engine, with its pages.
 type rank struct {
 	drive.Rank
 	pages *pages
@@ -137,7 +137,7 @@ func (e *engine) play(ctx context.Context, number uint32, req *trace.Request) (R
 	}, nil
 }
 
-// hintsOf are what a trace tells about a request, as a client says it.
+// hintsOf returns the hints of a trace about a request in the client's form.
 func hintsOf(req *trace.Request) client.Hints {
 	h := req.Hints()
 	return client.Hints{
@@ -197,8 +197,8 @@ func (e *engine) load(ctx context.Context, number uint32, first, want int) (int,
 type loaded struct {
 	prompt drive.Prompt
 	result client.LoadResult
-	failed []bool  // by chunk: the host says so
-	wrong  []int64 // by chunk: bytes that are not what they should be
+	failed []bool  // by chunk: the host reported a failure
+	wrong  []int64 // by chunk: number of wrong bytes
 }
 
 func (x *rank) load(ctx context.Context, found *client.Lookup, out *loaded) error {

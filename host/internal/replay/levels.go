@@ -6,10 +6,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// maxLevels is more than a host has.
+// maxLevels is larger than the number of levels of any host.
 const maxLevels = 64
 
-// addLevels counts what came from each level between two Status replies.
+// addLevels counts the hits and copies of each level between two Status replies.
 func (r *Report) addLevels(before, after *proto.StatusResponse) {
 	for n := range uint64(maxLevels) {
 		since := func(what string) uint64 {
@@ -25,7 +25,7 @@ func (r *Report) addLevels(before, after *proto.StatusResponse) {
 	}
 }
 
-// levelRows describe the levels.
+// levelRows adds rows about the levels to the table.
 func (r *Report) levelRows(row func(name, format string, args ...any)) {
 	var all uint64
 	for _, l := range r.Levels {

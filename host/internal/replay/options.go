@@ -5,22 +5,22 @@ import (
 	"fmt"
 )
 
-// Options say what to replay, and how.
+// Options configure a replay.
 type Options struct {
-	Trace    string // file
-	Socket   string // of a running host
+	Trace    string // file name
+	Socket   string // socket of a running host
 	Shape    Shape
 	Sessions int     // 0 means 1
-	Limit    int     // requests, 0 for all
-	Speed    float64 // 0: as fast as possible; 1: at the trace's own times; 2: twice as fast
-	Memory   int64   // bytes of pages per session, all its ranks together; 0 for 128 MiB
+	Limit    int     // most requests; 0 means all
+	Speed    float64 // 0 means as fast as possible, 1 the trace's own times, 2 twice as fast
+	Memory   int64   // bytes of pages per session, for all its ranks; 0 means 128 MiB
 
-	// Start starts a host for this replay, after the trace was read through, and returns a function that stops it.
-	// Nil: the host at Socket is running.
+	// Start starts a host for this replay, after the trace was read through, and returns a function that stops it. If
+	// it is nil, the host at Socket is running already.
 	Start func(context.Context) (socket string, stop func() error, err error)
 
-	// Begin is called once with the number of requests, and Step after each request, by one goroutine per session.
-	// Both may be nil.
+	// Begin is called once with the number of requests. Step is called after each request, by one goroutine per
+	// session. Both may be nil.
 	Begin func(requests int)
 	Step  func(Request)
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// pages are one rank's blocks, each with what its chunk's key, the rank, the layer and the block say.
+// pages are the blocks of one rank. The content of each follows from its chunk's key, the rank, the layer and the block.
 type pages struct {
 	rank     uint32
 	geometry kv.Geometry
@@ -16,7 +16,7 @@ type pages struct {
 	content  payload.Content
 }
 
-// newPages allocates pages for the chunks and one more, so that a draw has a choice.
+// newPages allocates pages for the chunks and for one more, so that a draw has a choice.
 func newPages(rank uint32, g kv.Geometry, c payload.Content, chunks int) (*pages, error) {
 	blocks := (chunks + 1) * int(g.Blocks)
 	m, err := drive.NewMemory(g, blocks)

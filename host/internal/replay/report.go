@@ -17,17 +17,17 @@ import (
 type Report struct {
 	Trace           string         `json:"trace"`
 	Requests        int64          `json:"requests"`
-	Accesses        int64          `json:"accesses"` // chunks asked for
+	Accesses        int64          `json:"accesses"` // requested chunks
 	Hits            int64          `json:"hits"`     // chunks loaded and verified
 	HitRatio        float64        `json:"hit_ratio"`
-	BytesLoaded     int64          `json:"bytes_loaded"` // of pages, all ranks
+	BytesLoaded     int64          `json:"bytes_loaded"` // page bytes of all ranks
 	BytesStored     int64          `json:"bytes_stored"`
 	MismatchedBytes int64          `json:"mismatched_bytes"`
 	Seconds         float64        `json:"seconds"`
 	Sessions        int            `json:"sessions"`
 	Ranks           int            `json:"ranks"`
-	ChunkBytes      int64          `json:"chunk_bytes"` // of one rank
-	Stored          int64          `json:"stored"`      // chunks, by what became of their store
+	ChunkBytes      int64          `json:"chunk_bytes"` // page bytes of one rank
+	Stored          int64          `json:"stored"`      // number of chunks, by the result of their store
 	Resident        int64          `json:"resident"`
 	Refused         int64          `json:"refused"`
 	Shed            int64          `json:"shed"`
@@ -36,14 +36,14 @@ type Report struct {
 	Lookup          Latency        `json:"lookup"`
 	Load            Latency        `json:"load"`
 	Store           Latency        `json:"store"`
-	Levels          []LevelReport  `json:"levels,omitempty"` // nearest first; of a host with several
+	Levels          []LevelReport  `json:"levels,omitempty"` // nearest first; empty for a host with one level
 	Policies        []PolicyReport `json:"policies"`
-	PolicyShare     float64        `json:"policy_ns_per_access"` // nanoseconds in all policies
+	PolicyShare     float64        `json:"policy_ns_per_access"` // nanoseconds spent in all policies
 
 	firstErrors
 }
 
-// firstErrors are the first that were seen of each kind.
+// firstErrors holds the first error of each kind.
 type firstErrors struct{ failure, mismatch error }
 
 // Latency describes the calls of one kind. A request makes at most one, unless it is very long.
@@ -55,7 +55,7 @@ type Latency struct {
 	Max   float64 `json:"max_ms"`
 }
 
-// PolicyReport counts what a module did in one role during the replay.
+// PolicyReport counts the work of a module in one role during the replay.
 type PolicyReport struct {
 	Role    string  `json:"role"`
 	Module  string  `json:"module"`
@@ -66,12 +66,12 @@ type PolicyReport struct {
 	Faults  uint64  `json:"faults"`
 }
 
-// LevelReport counts what came from one level, what was written to it, and what was copied there because a request waited.
+// LevelReport counts the hits in one level, the bytes written to it, and the copies to it that requests waited for.
 type LevelReport struct {
 	Level       uint64 `json:"level"`
-	BytesLoaded uint64 `json:"bytes_loaded"` // of files
+	BytesLoaded uint64 `json:"bytes_loaded"` // bytes of files
 	Written     uint64 `json:"written"`      // pieces, new ones and copies
-	Shed        uint64 `json:"shed"`         // copies of other kinds than prefetches
+	Shed        uint64 `json:"shed"`         // shed copies of other kinds than prefetches
 }
 
 func newReport(o *Options, t *tally, elapsed time.Duration) *Report {
@@ -91,7 +91,7 @@ func newReport(o *Options, t *tally, elapsed time.Duration) *Report {
 	return r
 }
 
-// latency sorts the times.
+// latency returns the summary of some times.
 func latency(times []time.Duration) Latency {
 	n := len(times)
 	if n == 0 {
@@ -102,7 +102,7 @@ func latency(times []time.Duration) Latency {
 	return Latency{Count: uint64(n), P50: millis(0.5), P95: millis(0.95), P99: millis(0.99), Max: millis(1)}
 }
 
-// Err is nil when the host stored and served every chunk correctly.
+// Err returns nil if the host stored and served every chunk correctly.
 func (r *Report) Err() error {
 	switch {
 	case r.MismatchedBytes > 0:
@@ -113,8 +113,9 @@ func (r *Report) Err() error {
 	return nil
 }
 
-// addPolicies counts what policies did between two Status replies. Instances of a module in one role (one per root)
-// are one line. A policy that was replaced in between counts from its last start, and one that is gone does not count.
+// addPolicies counts the work of policies between two Status replies. Instances of a module in one role, such as one
+// per root, are one line. A policy that was replaced in between counts from its last start, and one that is gone does
+// not count.
 func (r *Report) addPolicies(before, after *proto.StatusResponse) {
 	earlier := policySums(before)
 	for name, sum := range policySums(after) {
@@ -190,7 +191,7 @@ func (r *Report) Table(out io.Writer) error {
 	return w.Flush()
 }
 
-// share is the time spent in the policies of a role (empty: all) in nanoseconds per chunk access.
+// share returns the time spent in the policies of a role, or of all roles if role is empty, in nanoseconds per chunk access.
 func (r *Report) share(role string) float64 {
 	var seconds float64
 	for _, p := range r.Policies {
@@ -201,7 +202,7 @@ func (r *Report) share(role string) float64 {
 	return seconds * 1e9 / float64(max(1, r.Accesses))
 }
 
-// roles are the roles in Policies, in their order.
+// roles returns the roles in Policies, in their order.
 func (r *Report) roles() (list []string) {
 	for _, p := range r.Policies {
 		if !slices.Contains(list, p.Role) {

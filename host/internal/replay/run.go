@@ -14,12 +14,12 @@ import (
 	"github.com/kvhost/kvhost/host/internal/trace"
 )
 
-// ahead is how many requests may wait for a session before the dealer blocks.
+// ahead is the number of requests that may wait for a session before the dealer blocks.
 const ahead = 64
 
-// Run replays a trace. It reads the trace once before it sends anything, so that a damaged one is found first. With
-// an error of the run itself it returns a report of what was done before, or nil. Wrong answers of the host are in
-// the report, see [Report.Err].
+// Run replays a trace. It reads the whole trace once before it sends anything, so that damage is found first. If the
+// run itself fails, Run returns a report of the work done before, or nil. Wrong answers of the host are in the report:
+// see [Report.Err].
 func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func run(ctx context.Context, o *Options, requests int) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	before := &proto.StatusResponse{} // a host of our own has done nothing but for us: the layouts of our namespaces count
+	before := &proto.StatusResponse{} // a host that this replay starts has done nothing else, so all of its calls count
 	if o.Start == nil {
 		if before, err = proto.Status(ctx, o.Socket); err != nil {
 			return nil, errors.Join(fmt.Errorf("replay: status: %w", err), closeAll(engines))
@@ -170,7 +170,7 @@ func deal(ctx context.Context, o *Options, queues []chan numbered) error {
 	start := time.Now()
 	var origin int64
 	for n := 1; o.Limit == 0 || n <= o.Limit; n++ {
-		var req trace.Request // not reused: it travels
+		var req trace.Request // not reused: it is sent to another goroutine
 		if err := r.Next(&req); err == io.EOF {
 			return nil
 		} else if err != nil {

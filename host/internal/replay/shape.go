@@ -17,9 +17,9 @@ import (
 type Shape struct {
 	Ranks      int
 	ChunkBytes int64 // page bytes of one chunk in one rank
-	PageBytes  int64 // 0: 16 KiB, or the whole chunk when that is smaller
-	Layers     int   // 0: two when the chunk has an even number of pages, else one
-	// DType is what the pages have, one of package payload's. Empty: payload.U8.
+	PageBytes  int64 // 0 means 16 KiB, or the whole chunk if it is smaller
+	Layers     int   // 0 means two if the chunk has an even number of pages, and one otherwise
+	// DType is the type of the values in the pages: one of package payload's. Empty means payload.U8.
 	DType string
 }
 
@@ -35,7 +35,7 @@ func (s Shape) dtype() string { return cmp.Or(s.DType, payload.U8) }
 
 const defaultPageBytes = 16 << 10
 
-// Geometry is one rank's chunk.
+// Geometry returns the geometry of one rank's chunk.
 func (s Shape) Geometry() (kv.Geometry, error) {
 	page := s.PageBytes
 	if page == 0 {
@@ -63,7 +63,7 @@ func (s Shape) Geometry() (kv.Geometry, error) {
 	return g, nil
 }
 
-// Namespace is the namespace of replays of this shape. They share it whatever their trace: a key is the hash of its
+// Namespace returns the namespace for replays of this shape. All traces share it, because a key is the hash of its
 // block's whole prefix.
 func (s Shape) Namespace() (*kv.Namespace, error) {
 	g, err := s.Geometry()
@@ -87,10 +87,10 @@ func (s Shape) Namespace() (*kv.Namespace, error) {
 	return n, nil
 }
 
-// EntryBytes is the size on disk of one entry of this shape under a layout policy (nil: the built-in one), when it is not
-// compressed: for each rank a file with a header page, the checksum table and the payload, each padded to 4 KiB. A capacity
-// of N times this holds exactly N entries, if a chunk has at most 170 extents in a rank, some 10 MiB: room is reserved for
-// the table of a compressed piece, which is longer beyond that.
+// EntryBytes returns the size on disk of one uncompressed entry of this shape under a layout policy, or under the built-in one
+// if layout is nil. Each rank has a file with a header page, the checksum table and the payload, each padded to 4 KiB. A
+// capacity of N times this size holds exactly N entries, if a chunk has at most 170 extents in a rank, which is about 10 MiB.
+// Above that, more room is reserved, because the table of a compressed piece would be longer.
 func (s Shape) EntryBytes(ctx context.Context, layout *policy.Module, config policy.Config) (int64, error) {
 	n, err := s.Namespace()
 	if err != nil {

@@ -18,7 +18,8 @@ type tally struct {
 	firstFailure, firstMismatch          error
 }
 
-// loaded counts a load of hits chunks that begins with the request's chunk first, and appends those to store again.
+// loaded counts a load of hits chunks, of which the first is the request's chunk first. It appends the chunks that must be
+// stored again.
 func (t *tally) loaded(outcomes []loaded, hits, first int, again []int) []int {
 	for i := range hits {
 		good := true
@@ -52,7 +53,7 @@ func (t *tally) loaded(outcomes []loaded, hits, first int, again []int) []int {
 	return again
 }
 
-// stored counts a store: a chunk by the worst result of its ranks.
+// stored counts a store. A chunk counts with the worst result of its ranks.
 func (t *tally) stored(results []client.StoreResult) {
 	for i := range results[0].Chunks {
 		var seen [client.Failed + 1]bool
