@@ -2,10 +2,10 @@ package s3fs
 
 import "sync"
 
-// buffers are buffers of up to a part, which are used again.
+// buffers is a pool of buffers of up to one part.
 type buffers struct{ pool sync.Pool }
 
-// take returns a buffer of so many bytes, which hold anything.
+// take returns a buffer of n bytes with any content.
 func (m *buffers) take(n int) []byte {
 	if b, _ := m.pool.Get().(*[]byte); b != nil && cap(*b) >= n {
 		return (*b)[:n]
@@ -13,7 +13,7 @@ func (m *buffers) take(n int) []byte {
 	return make([]byte, n)
 }
 
-// give takes a buffer back that nothing reads or writes any more.
+// give returns a buffer to the pool. Nothing may use it any more.
 func (m *buffers) give(b []byte) {
 	if cap(b) > 0 {
 		m.pool.Put(&b)

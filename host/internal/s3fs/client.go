@@ -28,24 +28,24 @@ import (
 // Limits of requests.
 const (
 	dialLimit    = 3 * time.Second
-	answerLimit  = 4 * time.Second // for the first byte, and between any two
-	leastRate    = 1 << 20         // bytes per second of a body that is sent
-	joining      = 8 << 20         // what a server that copies or joins bytes before it answers is given, in bytes that are sent
+	answerLimit  = 4 * time.Second // longest wait for the first byte, and between two parts of a body
+	leastRate    = 1 << 20         // bytes per second at which a body must be sent
+	joining      = 8 << 20         // extra time for a server that copies or joins bytes before it answers, as a number of sent bytes
 	outageRest   = time.Second
-	outageLimit  = time.Second // in the place of answerLimit
+	outageLimit  = time.Second // replaces answerLimit during an outage
 	firstPause   = 50 * time.Millisecond
 	longestPause = 2 * time.Second
 )
 
-// Request is a kind of request, as servers bill them.
+// Request is a kind of request. Servers bill them by kind.
 type Request int
 
-// The kinds of requests.
+// Kinds of requests.
 const (
 	Get Request = iota
 	Head
 	Put
-	Part // of a multipart upload, its start and its end
+	Part // a part of a multipart upload, or its start or end
 	Copy
 	List
 	Delete
@@ -56,10 +56,10 @@ func (r Request) String() string {
 	return [...]string{"get", "head", "put", "part", "copy", "list", "delete"}[r]
 }
 
-// Stats are counted since the start.
+// Stats count since the start.
 type Stats struct {
-	Requests      map[Request]uint64 // made
-	Failed        map[Request]uint64 // of them: answered with an error, or not at all
+	Requests      map[Request]uint64 // attempts
+	Failed        map[Request]uint64 // attempts with an error or without an answer
 	Read, Written uint64             // bytes of bodies
 }
 
@@ -67,34 +67,35 @@ type client struct {
 	core      *minio.Core
 	bucket    string
 	budget    time.Duration // see Config.Budget
-	answer    time.Duration // for the first byte of an answer
+	answer    time.Duration // longest wait for the first byte of an answer
 	transport *http.Transport
-	may       func(key string) error // why an object may not be written or removed now; nil: all may
+	may       func(key string) error // returns the reason why an object must not be written or removed now; nil means that all may
 
 	hedge hedge
 	*counters
-	outage atomic.Pointer[outage] // that the last answer, or its absence, told of; nil: none
+	outage atomic.Pointer[outage] // the present outage, or nil
 }
 
-// counters are those of all clients of a file system.
+// counters are shared by all clients of a file system.
 type counters struct {
 	made, failed  [requests]atomic.Uint64
 	read, written atomic.Uint64
 }
 
-// apart is a client of the same bucket that writes at any time, has patience of its own, and learns of outages by itself.
+// apart returns a client of the same bucket that may write at any time. It has time limits of its own, and detects outages by
+// itself.
 func (c *client) apart(budget, answer time.Duration) *client {
 	return &client{core: c.core, bucket: c.bucket, budget: budget, answer: answer, transport: c.transport, counters: c.counters}
 }
 
-// outage is a request that has failed with all its attempts. For a moment others fail at once, so that who tries many objects
-// because one has failed need not wait for each; then they have little time until one succeeds.
+// outage records a request that failed with all its attempts. For a moment, other requests fail at once, so that a caller that
+// tries many objects after a failure does not wait for each. After that, requests have a short time limit until one succeeds.
 type outage struct {
 	at  time.Time
 	err error
 }
 
-// newClient makes the client of a configuration. It asks the server nothing.
+// newClient returns the client for a configuration. It sends no request.
 func newClient(c *Config, bucket string) (*client, error) {
 	endpoint := cmp.Or(c.Endpoint, "https://s3.amazonaws.com")
 	u, err := url.Parse(endpoint)
@@ -113,7 +114,7 @@ func newClient(c *Config, bucket string) (*client, error) {
 			return nil, err
 		}
 		transport.TLSClientConfig = &tls.Config{
-			InsecureSkipVerify: true, // VerifyConnection verifies, by the signers of the moment
+			InsecureSkipVerify: true, // VerifyConnection verifies instead, with the current signers
 			VerifyConnection:   func(s tls.ConnectionState) error { return verify(s, signers.Now()) },
 		}
 	}
@@ -122,11 +123,11 @@ func newClient(c *Config, bucket string) (*client, error) {
 	case c.PathStyle:
 		lookup = minio.BucketLookupPath
 	case c.Endpoint == "":
-		lookup = minio.BucketLookupAuto // by path where a certificate of AWS would not fit the bucket's name
+		lookup = minio.BucketLookupAuto // by path if the bucket's name does not match AWS's certificate
 	}
 	made := &client{bucket: bucket, budget: c.Budget, answer: answerLimit, transport: transport, counters: &counters{}}
 	made.core, err = minio.NewCore(u.Host, &minio.Options{
-		// The order of the AWS SDKs: environment, profile, web identity, containers, instances.
+		// The same order as in the AWS SDKs: environment, profile, web identity, containers, instances.
 		Creds: credentials.NewChainCredentials([]credentials.Provider{
 			&credentials.EnvAWS{}, &profile{}, &credentials.IAM{Client: &http.Client{Timeout: dialLimit}},
 		}),
@@ -139,7 +140,7 @@ func newClient(c *Config, bucket string) (*client, error) {
 	return made, nil
 }
 
-// readSigners reads the certificates of who may sign the server's.
+// readSigners reads the certificates of the authorities that may sign the server's certificate.
 func readSigners(file string) (*x509.CertPool, error) {
 	pem, err := os.ReadFile(file)
 	if err != nil {
@@ -152,7 +153,7 @@ func readSigners(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// verify is what crypto/tls does with signers that do not change.
+// verify verifies a server's certificate like crypto/tls, which supports only a fixed set of signers.
 func verify(s tls.ConnectionState, signers *x509.CertPool) error {
 	o := x509.VerifyOptions{DNSName: s.ServerName, Roots: signers, Intermediates: x509.NewCertPool()}
 	for _, c := range s.PeerCertificates[1:] {
@@ -162,7 +163,7 @@ func verify(s tls.ConnectionState, signers *x509.CertPool) error {
 	return err
 }
 
-// limited gives requests without a deadline one: the library lists without a context.
+// limited gives a deadline to requests that have none, because the library lists without a context.
 type limited struct {
 	http.RoundTripper
 	client *client
@@ -181,13 +182,13 @@ func (l limited) RoundTrip(q *http.Request) (*http.Response, error) {
 func (c *client) Stats() Stats {
 	s := Stats{Requests: map[Request]uint64{}, Failed: map[Request]uint64{}, Read: c.read.Load(), Written: c.written.Load()}
 	for r := range requests {
-		s.Failed[r] = c.failed[r].Load() // first, so that there are never more of them
+		s.Failed[r] = c.failed[r].Load() // read first, so that Failed never exceeds Requests
 		s.Requests[r] = c.made[r].Load()
 	}
 	return s
 }
 
-// answers is how long a request may take until its first byte.
+// answers returns the longest wait for the first byte of an answer.
 func (c *client) answers() time.Duration {
 	if c.outage.Load() != nil {
 		return min(c.answer, outageLimit)
@@ -195,13 +196,13 @@ func (c *client) answers() time.Duration {
 	return c.answer
 }
 
-// do makes a request until it succeeds, fails for good, or the budget is used up. An attempt may take what the server has to
-// begin its answer in, and what sending so many bytes takes.
+// do repeats a request until it succeeds, fails for good, or the budget is used up. send is the number of sent bytes. An
+// attempt may take the time to send them, and the time until the answer begins.
 func (c *client) do(kind Request, send int, once func(ctx context.Context) error) error {
 	return c.doOn("", kind, send, once)
 }
 
-// doOn is do for a request that writes or removes an object, while that is allowed.
+// doOn is do for a request that writes or removes an object. It stops when that is no longer allowed.
 func (c *client) doOn(key string, kind Request, send int, once func(ctx context.Context) error) (err error) {
 	if out := c.outage.Load(); out != nil && time.Since(out.at) < outageRest {
 		return out.err
@@ -212,7 +213,7 @@ func (c *client) doOn(key string, kind Request, send int, once func(ctx context.
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		if c.may != nil && key != "" {
 			if no := c.may(key); no != nil {
-				return cmp.Or(err, no) // what an earlier attempt has done is not known
+				return cmp.Or(err, no) // the error of an earlier attempt, with an unknown result, matters more
 			}
 		}
 		ctx, end := context.WithTimeout(whole, limit)
@@ -236,19 +237,19 @@ func (c *client) doOn(key string, kind Request, send int, once func(ctx context.
 	}
 }
 
-// version is an object as an answer tells of it.
+// version is a version of an object, as described by an answer.
 type version struct {
 	size     int64
 	etag     string
-	id       uint64 // that the object was stored with; else made of the ETag
+	id       uint64 // number of the file that the object was made from; otherwise a hash of the ETag
 	modified time.Time
 }
 
-// idMeta names the metadata with the number of the file that an object was made of: it tells, after a request without an
-// answer, whether that has taken effect.
+// idMeta is the metadata key for the number of the file that an object was made from. After a request without an answer, the
+// number shows whether the request took effect.
 const idMeta = "Kvhost-File"
 
-// strong is the ETag that a proxy has made a weak one of, with which no condition holds.
+// strong returns the original of an ETag. A proxy may have marked it as weak, and no condition matches a weak one.
 func strong(etag string) string { return strings.TrimPrefix(strings.TrimPrefix(etag, "W/"), `"`) }
 
 func versionOf(o *minio.ObjectInfo) version {
@@ -262,7 +263,7 @@ func versionOf(o *minio.ObjectInfo) version {
 	return v
 }
 
-// head looks at an object.
+// head requests the description of an object.
 func (c *client) head(key string) (v version, err error) {
 	err = c.do(Head, 0, func(ctx context.Context) error {
 		o, err := c.core.StatObject(ctx, c.bucket, key, minio.StatObjectOptions{})
@@ -272,8 +273,8 @@ func (c *client) head(key string) (v version, err error) {
 	return v, err
 }
 
-// get reads bytes of an object, of the version with an ETag if one is given. It reads less only at the object's end. When a
-// body ends early the rest is asked for.
+// get reads bytes of an object, of the version with an ETag if one is given. It returns fewer bytes only at the end of the
+// object. If a body ends early, it requests the rest.
 func (c *client) get(key, etag string, p []byte, off int64) (n int, v version, err error) {
 	err = c.do(Get, len(p), func(ctx context.Context) error {
 		s, at, err := c.begin(ctx, key, etag, off+int64(n), len(p)-n)
@@ -281,7 +282,7 @@ func (c *client) get(key, etag string, p []byte, off int64) (n int, v version, e
 			return err
 		}
 		defer s.close()
-		v, etag = at, at.etag // what is left is to be of the same version
+		v, etag = at, at.etag // the rest must come from the same version
 		m, err := s.read(p[n:])
 		n += m
 		return err
@@ -289,11 +290,12 @@ func (c *client) get(key, etag string, p []byte, off int64) (n int, v version, e
 	return n, v, err
 }
 
-// open begins to read an object: its first bytes to head, and what follows of so many by the stream, if there is more.
+// open begins to read an object. It reads the first bytes to head. If more of the requested bytes follow, rest is a stream of
+// them.
 func (c *client) open(key string, head []byte, most int) (n int, rest *stream, v version, err error) {
 	err = c.do(Get, 0, func(ctx context.Context) (err error) {
 		while, stop := context.WithCancel(context.Background())
-		bound := context.AfterFunc(ctx, stop) // only until the first bytes are there
+		bound := context.AfterFunc(ctx, stop) // the attempt's limit applies only to the first bytes
 		if rest, v, err = c.begin(while, key, "", 0, most); err != nil {
 			stop()
 			return stalled(ctx, err)
@@ -308,7 +310,7 @@ func (c *client) open(key string, head []byte, most int) (n int, rest *stream, v
 	return n, rest, v, err
 }
 
-// stream is a body that is being read. It is given up where no byte comes for answerLimit.
+// stream is a body that is being read. Its request ends if no byte arrives for answerLimit.
 type stream struct {
 	client *client
 	ctx    context.Context
@@ -318,7 +320,7 @@ type stream struct {
 	left   int
 }
 
-// ask asks for so many bytes of an object.
+// ask requests up to most bytes of an object.
 func (c *client) ask(ctx context.Context, key, etag string, off int64, most int) (*stream, version, error) {
 	var o minio.GetObjectOptions
 	err := o.SetRange(off, off+int64(most)-1)
@@ -346,7 +348,7 @@ func (c *client) ask(ctx context.Context, key, etag string, off int64, most int)
 	return s, v, nil
 }
 
-// read reads as many bytes as there are and p takes.
+// read fills p, or reads the rest if p is larger.
 func (s *stream) read(p []byte) (n int, err error) {
 	defer s.stall.Stop()
 	for most := min(len(p), s.left); n < most && err == nil; {
@@ -366,17 +368,17 @@ func (s *stream) read(p []byte) (n int, err error) {
 	return n, stalled(s.ctx, err)
 }
 
-// close ends the stream. The connection is used again if all was read.
+// close ends the stream. The connection is reused if the whole body was read.
 func (s *stream) close() {
 	if s.left == 0 {
-		_, _ = s.body.Read(make([]byte, 1)) // its end
+		_, _ = s.body.Read(make([]byte, 1)) // the end of the body
 	}
 	s.stall.Stop()
 	_ = s.body.Close()
 	s.stop()
 }
 
-// stalled is the error of a request that was given up because no bytes came.
+// stalled returns the error of a request, which is an error of its own if no byte arrived in time.
 func stalled(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("no byte in %s: %w", answerLimit, context.DeadlineExceeded)
@@ -384,7 +386,7 @@ func stalled(ctx context.Context, err error) error {
 	return err
 }
 
-// ranged checks that an answer is of the range that was asked for, and returns the bytes that it will have.
+// ranged checks that an answer has the requested range, and returns the number of bytes in it.
 func ranged(h http.Header, off int64, most int, v *version) (int, error) {
 	text := h.Get("Content-Range")
 	var first, last, size int64
@@ -396,15 +398,15 @@ func ranged(h http.Header, off int64, most int, v *version) (int, error) {
 	return int(last - first + 1), nil
 }
 
-// condition is what must hold for an object to be written.
+// condition is a condition for writing an object.
 type condition struct {
-	absent bool   // there is none
-	etag   string // it is this version
+	absent bool   // the object does not exist
+	etag   string // the object has this version
 }
 
 func (w condition) options(id uint64) minio.PutObjectOptions {
 	o := minio.PutObjectOptions{
-		DisableContentSha256: true, // pieces have checksums of their own
+		DisableContentSha256: true, // pieces have their own checksums
 		ContentType:          "application/octet-stream",
 		UserMetadata:         map[string]string{idMeta: strconv.FormatUint(id, 16)},
 	}
@@ -417,8 +419,8 @@ func (w condition) options(id uint64) minio.PutObjectOptions {
 	return o
 }
 
-// body is what an attempt sends. A transport may read on when the attempt is over, and then must not see other bytes that the
-// buffer has.
+// body is the data that an attempt sends. A transport may continue to read it after the attempt, and must not see other bytes
+// in the same buffer.
 type body struct {
 	mu   sync.Mutex
 	left []byte
@@ -444,7 +446,7 @@ func (b *body) end() {
 	b.left = nil
 }
 
-// put writes an object of a file's number, and returns its ETag.
+// put writes an object, with the number of its file, and returns its ETag.
 func (c *client) put(key string, id uint64, data []byte, when condition) (etag string, err error) {
 	tried := false
 	err = c.doOn(key, Put, len(data), func(ctx context.Context) error {
@@ -463,8 +465,8 @@ func (c *client) put(key string, id uint64, data []byte, when condition) (etag s
 	return etag, err
 }
 
-// settled ends a write that is refused although an earlier attempt without an answer may have taken effect: where the object
-// has the file's number, it has.
+// settled decides about a write that the server refused although an earlier attempt without an answer may have taken effect. If
+// the object has the file's number, that attempt did.
 func (c *client) settled(key string, id uint64, tried bool, err error) (etag string, _ error) {
 	code := minio.ToErrorResponse(err)
 	if !tried || code.StatusCode != http.StatusPreconditionFailed && code.Code != "NoSuchUpload" {
@@ -499,7 +501,7 @@ func (c *client) part(key, upload string, number int, data []byte) (p minio.Comp
 	return p, err
 }
 
-// complete makes an object of parts.
+// complete joins parts to an object.
 func (c *client) complete(key, upload string, id uint64, parts []minio.CompletePart, when condition) (etag string, err error) {
 	tried := false
 	err = c.doOn(key, Part, joining, func(ctx context.Context) error {
@@ -515,7 +517,7 @@ func (c *client) complete(key, upload string, id uint64, parts []minio.CompleteP
 	return etag, err
 }
 
-// abort gives a multipart upload up.
+// abort cancels a multipart upload.
 func (c *client) abort(key, upload string) error {
 	err := c.do(Delete, 0, func(ctx context.Context) error {
 		return c.core.AbortMultipartUpload(ctx, c.bucket, key, upload)
@@ -550,7 +552,7 @@ func (c *client) uploads(prefix string, found func(key, upload string)) error {
 	}
 }
 
-// copy makes an object of another one, with its metadata.
+// copy copies an object with its metadata.
 func (c *client) copy(from, etag, to string) error {
 	return c.doOn(to, Copy, joining, func(ctx context.Context) error {
 		_, err := c.core.CopyObject(ctx, c.bucket, from, c.bucket, to, nil,
@@ -559,14 +561,14 @@ func (c *client) copy(from, etag, to string) error {
 	})
 }
 
-// remove removes an object. It is no error where there is none.
+// remove removes an object. A missing object is not an error.
 func (c *client) remove(key string) error {
 	return c.doOn(key, Delete, 0, func(ctx context.Context) error {
 		return c.core.RemoveObject(ctx, c.bucket, key, minio.RemoveObjectOptions{})
 	})
 }
 
-// list calls found for the objects below a prefix, in order. With a delimiter it calls found for prefixes in the place of what is
+// list calls found for the objects below a prefix, in order. With a delimiter, it calls found for common prefixes instead of the objects
 // below them.
 func (c *client) list(ctx context.Context, prefix, delimiter string, found func(o *minio.ObjectInfo, isPrefix bool)) error {
 	var pages pages
@@ -600,17 +602,17 @@ func (c *client) list(ctx context.Context, prefix, delimiter string, found func(
 	}
 }
 
-// pages are those of a list so far. Marks of a next page that repeat, with whatever period, are found by Brent's way: one mark
-// is kept, and another in its place after twice as many.
+// pages detects a list that never ends because its continuation tokens repeat. It uses Brent's algorithm: one token is kept and
+// compared with the following ones, and it is replaced after twice as many pages.
 type pages struct {
 	kept              string
 	since, most, none int
 }
 
-// mostEmpty is how many pages in a row may have nothing: servers skip what was deleted.
+// mostEmpty is the number of empty pages in a row that is tolerated. Servers skip deleted objects, so some pages are empty.
 const mostEmpty = 1000
 
-// repeat says that the list comes to no end, by the mark of the next page and how many entries this one has.
+// repeat reports whether the list never ends, given the token of the next page and the number of entries of this one.
 func (p *pages) repeat(mark string, entries int) bool {
 	if p.none++; entries > 0 {
 		p.none = 0
@@ -624,7 +626,7 @@ func (p *pages) repeat(mark string, entries int) bool {
 	return false
 }
 
-// isCode says that a server has answered with a status.
+// isCode reports whether an error is an answer with a status.
 func isCode(err error, status int) bool {
 	return err != nil && minio.ToErrorResponse(err).StatusCode == status && !errors.Is(err, ErrAnswer)
 }

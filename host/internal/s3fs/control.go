@@ -11,23 +11,24 @@ import (
 	"github.com/minio/minio-go/v7"
 )
 
-// Control is the small objects below a name by which hosts tell each other how a bucket is shared. They are read and written
-// whole, whatever [FS.WriteWhile] says, and with little patience: who asks has a heartbeat to keep up.
+// Control gives access to the small objects by which hosts coordinate the use of a shared bucket. They are read and written as
+// a whole, even if [FS.WriteWhile] forbids other writes. The time limits are short, because the caller has to keep up its
+// heartbeat.
 type Control struct {
 	fs     *FS
 	client *client
 	prefix string
 }
 
-// mostControl bounds an object that is read whole.
+// mostControl is the maximum size of such an object.
 const mostControl = 64 << 20
 
-// Control gives access to the objects below a name. A request may take so long with all its attempts.
+// Control returns access to the objects below a name. patience is the time limit of a request with all its attempts.
 func (f *FS) Control(name string, patience time.Duration) *Control {
 	return &Control{fs: f, client: f.apart(patience, max(patience/2, time.Millisecond)), prefix: f.key(name) + "/"}
 }
 
-// Get reads an object, and says which version it is. Where that is the one that is known, it reads nothing.
+// Get reads an object and returns its version. If the object still has the known version, Get returns no data.
 func (c *Control) Get(name, known string) (data []byte, version string, err error) {
 	err = c.client.do(Get, 0, func(ctx context.Context) error {
 		data, version = nil, known
@@ -53,19 +54,20 @@ func (c *Control) Get(name, known string) (data []byte, version string, err erro
 	return data, version, failed("read", c.prefix+name, err, false)
 }
 
-// Put writes an object in the place of a version, or where there is none if that is empty: else the error is fs.ErrExist or
-// fs.ErrNotExist. After another error it may have been written.
+// Put replaces the version over of an object. If over is empty, there must be no object. The error is fs.ErrExist or
+// fs.ErrNotExist if this does not hold. After any other error, the object may have been written.
 func (c *Control) Put(name string, data []byte, over string) (version string, err error) {
 	version, err = c.client.put(c.prefix+name, c.fs.newNumber(), data, condition{absent: over == "", etag: over})
 	return version, failed("write", c.prefix+name, err, true)
 }
 
-// Remove removes an object, if it is there.
+// Remove removes an object. A missing object is not an error.
 func (c *Control) Remove(name string) error {
 	return failed("remove", c.prefix+name, c.client.remove(c.prefix+name), true)
 }
 
-// List tells the versions of the objects directly below a name, and the names with objects below them, without a version.
+// List returns the versions of the objects directly below a name. It also returns the names that have objects below them, with
+// an empty version.
 func (c *Control) List(name string) (versions map[string]string, err error) {
 	versions = map[string]string{}
 	err = c.client.list(context.Background(), c.prefix+name+"/", "/", func(o *minio.ObjectInfo, _ bool) {

@@ -1,17 +1,18 @@
-// Package s3fs is a [staging.FS] of the objects below a prefix of a bucket, for one host that writes there, or several that agree by
-// small objects of their protocol ([Control]) when each may ([FS.WriteWhile]).
+// Package s3fs is a [staging.FS] of the objects below a prefix of a bucket. One host writes there, or several hosts that coordinate their
+// writes ([FS.WriteWhile]) by a protocol of small objects ([Control]).
 //
-// A file that is made is in memory, and in parts of a multipart upload once it is longer than one; others do not see it before
-// it is renamed, which puts the object under its new name. Its first part goes last, because heads are written last. An object is
-// renamed by a copy. Directories are prefixes of keys: they are there without being made.
+// A new file is kept in memory. If it is longer than one part, it is kept in the parts of a multipart upload. Other hosts do not see it
+// before it is renamed, which creates an object with the new name. The first part is sent last, because heads are written last. An existing
+// object is renamed by a copy. Directories are prefixes of keys and exist without being created.
 //
-// A file that is read is one version of an object, which its first request finds. Another version that takes its place ends
-// it with ESTALE.
+// A file that is open for reading is one version of an object, which its first request determines. If another version replaces it, reads
+// return ESTALE.
 //
-// A read that is not answered in about the time of 95 in 100 is asked for again, for one in twenty at most, and the first answer counts.
+// A read that takes longer than about 95 % of all reads is requested a second time, and the first answer counts. At most one read in twenty
+// is repeated.
 //
-// Failing is normal. Requests have time limits and are tried again, at growing and random pauses, within a budget. What then
-// still fails has an errno that says whether the server, the rights or the name is to blame.
+// Failures are normal. Requests have time limits and are repeated within a budget, with growing and random pauses. If a request fails in
+// the end, its errno says whether the server, the permissions or the name is the cause.
 //
-// The lock of a file is a lease: an object that its holder writes again and again. See [FS.Lock].
+// The lock of a file is a lease: an object that its holder rewrites periodically. See [FS.Lock].
 package s3fs

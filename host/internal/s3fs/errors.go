@@ -14,19 +14,19 @@ import (
 )
 
 var (
-	// ErrAnswer means that a server's answer is not to what was asked.
+	// ErrAnswer means that a server's answer does not match the request.
 	ErrAnswer = errors.New("s3fs: not what was asked for")
 	// ErrLapsed means that the lock was not renewed in time, so that another host may have it.
 	ErrLapsed = errors.New("s3fs: the lock has lapsed")
-	// ErrNotNow means that the other hosts of the bucket may not count on this one at present, so that it writes nothing.
+	// ErrNotNow means that the other hosts of the bucket have excluded this one at present, so that it writes nothing.
 	ErrNotNow = errors.New("s3fs: nothing is written until the other hosts count on this one again")
-	// ErrConditions means that a bucket cannot be shared, because its server does not heed the conditions of writes.
+	// ErrConditions means that a bucket cannot be shared, because its server ignores the conditions of writes.
 	ErrConditions = errors.New("s3fs: the server has no conditional writes (If-None-Match, If-Match), so the bucket cannot be shared")
-	// ErrOrder means that bytes were written before some that a part has taken along.
+	// ErrOrder means that bytes were written in front of a part that was already sent.
 	ErrOrder = errors.New("s3fs: written to a part that is gone")
 )
 
-// ConfigError refuses a configuration.
+// ConfigError means that the configuration is not valid.
 type ConfigError struct {
 	Key  string // path, endpoint or ca_file
 	Text string
@@ -38,29 +38,29 @@ func refuse(key, format string, args ...any) error {
 	return &ConfigError{key, fmt.Sprintf(format, args...)}
 }
 
-// The codes of credentials that no request can succeed with: they say nothing of one object.
+// credentialCodes are the error codes for credentials with which no request can succeed. They say nothing about one object.
 const credentialCodes = " ExpiredToken InvalidToken TokenRefreshRequired InvalidAccessKeyId SignatureDoesNotMatch " +
 	"RequestTimeTooSkewed RequestExpired InvalidClientTokenId "
 
-// passing says that the same request may succeed when it is made again.
+// passing reports whether the same request may succeed later.
 func passing(err error) bool {
 	r := minio.ToErrorResponse(err)
 	switch r.StatusCode {
 	case 0, http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusConflict, http.StatusInternalServerError,
 		http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return !errors.Is(err, context.Canceled) && !isErrno(err)
-	case http.StatusOK, http.StatusPartialContent: // an error in a body that began well
+	case http.StatusOK, http.StatusPartialContent: // an error in a body after a good status
 		return true
 	}
 	return r.Code == "RequestTimeout" || r.Code == "SlowDown"
 }
 
-// isErrno says that an error is this package's own, with an errno that says what is to blame.
+// isErrno reports whether an error is one of this package, with an errno that gives its cause.
 func isErrno(err error) bool {
 	return errors.Is(err, ErrOrder) || errors.Is(err, ErrLapsed) || errors.Is(err, ErrNotNow)
 }
 
-// errnoOf says what is to blame for an error of a request.
+// errnoOf returns the errno for the cause of a request's error.
 func errnoOf(err error, writes bool) error {
 	r := minio.ToErrorResponse(err)
 	switch {
@@ -94,7 +94,7 @@ func errnoOf(err error, writes bool) error {
 	return unix.EIO
 }
 
-// failed is the error of an operation on a file.
+// failed returns the error of an operation on a file.
 func failed(op, name string, err error, writes bool) error {
 	var path *fs.PathError
 	if err == nil || err == io.EOF || errors.As(err, &path) {

@@ -11,15 +11,15 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// content is what a file holds: an [upload] or an [object].
+// content is the content of a file: an [upload] or an [object].
 type content interface {
 	stat() staging.Info
-	readAt(p []byte, off int64) (int, error) // within its size
+	readAt(p []byte, off int64) (int, error) // off must be within the size
 	writeAt(p []byte, off int64) error
 	closed()
 }
 
-// file is a file that is open.
+// file is an open file.
 type file struct {
 	content
 	name   string
@@ -71,7 +71,7 @@ func (f *file) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// Datasync implements [staging.File]: there is nothing to make durable before a file is published, and nothing after that.
+// Datasync implements [staging.File]. It does nothing: before its publication a file need not be durable, and afterwards it is.
 func (f *file) Datasync() error { return f.check("fdatasync", true, 0) }
 
 func (f *file) Stat() (staging.Info, error) {
@@ -81,7 +81,7 @@ func (f *file) Stat() (staging.Info, error) {
 	return f.stat(), nil
 }
 
-// Allocate implements [staging.File]: there is nothing to reserve.
+// Allocate implements [staging.File]. It does nothing, because a bucket has no space to reserve.
 func (f *file) Allocate(int64) error { return f.check("allocate", true, 0) }
 
 func (f *file) Close() error {

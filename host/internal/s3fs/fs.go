@@ -24,34 +24,35 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Scheme begins the path of a root in a bucket.
+// Scheme is the prefix of the path of a root in a bucket.
 const Scheme = "s3://"
 
-// metaDir begins the names of the files that a store keeps for itself.
+// metaDir is the prefix of the names of the store's own files.
 const metaDir = ".kvhost"
 
-// Split takes the path of a root apart: s3://bucket/prefix, the prefix without a slash at either end.
+// Split splits the path of a root, s3://bucket/prefix. The prefix has no slash at either end.
 func Split(root string) (bucket, prefix string) {
 	bucket, prefix, _ = strings.Cut(strings.TrimPrefix(root, Scheme), "/")
 	return bucket, strings.Trim(prefix, "/")
 }
 
 type Config struct {
-	Path      string // that names begin with: s3://bucket/prefix
-	Endpoint  string // https://host; empty: of AWS
-	Region    string // empty: as the environment says
-	PathStyle bool   // the bucket is in the path of requests, and not in the name of the host
-	CAFile    string // certificates of who may sign the server's; empty: the system's
-	// Target is the name that a temporary is to get. It is false for what is none, and for one that does not tell.
+	Path      string // common prefix of all names: s3://bucket/prefix
+	Endpoint  string // https://host; empty means AWS
+	Region    string // empty means the region in the environment
+	PathStyle bool   // the bucket is in the path of requests and not in the name of the host
+	CAFile    string // certificates of the authorities that may sign the server's certificate; empty means the system's
+	// Target returns the future name of a temporary. It returns false for other files, and for temporaries without a known
+	// future name.
 	Target func(temp string) (target string, is bool)
-	Holder string        // who a lock is held by, for others to read
-	Term   time.Duration // that a lock is held without being renewed: 20 s
-	// Shared says that other hosts write below the prefix too: a server without conditional writes is refused then, and [FS.WriteWhile]
-	// says when this one may.
+	Holder string        // name of the lock's holder, for other hosts to read
+	Term   time.Duration // time for which a lock is valid without being renewed; 0 means 20 s
+	// Shared means that other hosts also write below the prefix. A server without conditional writes is then refused, and [FS.WriteWhile]
+	// determines when this host may write.
 	Shared bool
-	Part   int // bytes of a part of a file that is written, which has two of them in memory: 8 MiB. It can have 10,000
-	// Budget is what a request may take with all its attempts: 12 s. It is to be less than the limit of an operation on files, so
-	// that a slow server is not taken for one that hangs.
+	Part   int // bytes of a part of a written file, which has two of them in memory and at most 10,000; 0 means 8 MiB
+	// Budget is the time limit of a request with all its attempts; 0 means 12 s. It should be less than the limit for file operations, so
+	// that a slow server is not mistaken for one that hangs.
 	Budget time.Duration
 	Log    *slog.Logger
 }
@@ -59,29 +60,29 @@ type Config struct {
 // devices numbers the file systems of this process.
 var devices atomic.Uint64
 
-// FS is the objects below a prefix, as a [staging.FS]. It is safe for concurrent use.
+// FS is a [staging.FS] of the objects below a prefix. It is safe for concurrent use.
 type FS struct {
 	*client
-	free   *client // writes at any time: locks
+	free   *client // client for locks, which may write at any time
 	cfg    Config
-	prefix string // of keys: empty, or with a slash at its end
+	prefix string // prefix of keys: empty, or with a slash at its end
 	memory buffers
-	first  atomic.Int64 // bytes of the last read that was an object's first
+	first  atomic.Int64 // end of the last first read of an object
 	top    string       // Config.Path, cleaned
 	dev    uint64
-	proc   string // /proc, or what a test has in its place
+	proc   string // /proc, or its replacement in a test
 
 	mu      sync.Mutex
-	pending map[string]*upload // files that have no object yet, by name
-	own     map[string]bool    // locks of directories, which keep others of this process out
-	leases  map[string]*lease  // locks that are held, or were
-	number  uint64             // of the file made last
+	pending map[string]*upload // files without an object, by name
+	own     map[string]bool    // locks of directories, which exclude other users in this process
+	leases  map[string]*lease  // present and former locks
+	number  uint64             // number of the latest file
 
 	allowed       atomic.Pointer[func() bool] // see WriteWhile
 	unconditional atomic.Bool                 // the server is known to have no conditional writes
 }
 
-// Open makes the file system of a bucket's prefix. It asks the server nothing.
+// Open returns the file system of a bucket's prefix. It sends no request.
 func Open(cfg Config) (*FS, error) {
 	bucket, prefix := Split(cfg.Path)
 	if bucket == "" || !strings.HasPrefix(cfg.Path, Scheme) {
@@ -112,7 +113,7 @@ func Open(cfg Config) (*FS, error) {
 	return f, nil
 }
 
-// misread is a part of a prefix that a key does not keep, or that no list can name.
+// misread returns a part of a prefix that a server would change in a key, or that a list cannot contain.
 func misread(prefix string) (part string, bad bool) {
 	for part := range strings.SplitSeq(prefix, "/") {
 		if part == "." || part == ".." || part == "" && prefix != "" || strings.ContainsFunc(part, unicode.IsControl) {
@@ -122,7 +123,7 @@ func misread(prefix string) (part string, bad bool) {
 	return "", false
 }
 
-// Close ends the renewal of a lock that is held, and closes connections.
+// Close releases held locks and closes connections.
 func (f *FS) Close() error {
 	var errs []error
 	for _, held := range f.held() {
@@ -132,7 +133,7 @@ func (f *FS) Close() error {
 	return errors.Join(errs...)
 }
 
-// key is the key of a name, which is cleaned: "//" of the scheme may have become "/".
+// key returns the key of a name. The name may have been cleaned, so that "//" of the scheme has become "/".
 func (f *FS) key(name string) string {
 	return f.prefix + strings.TrimPrefix(strings.TrimPrefix(path.Clean(name), f.top), "/")
 }
@@ -148,10 +149,11 @@ func (f *FS) directory() staging.Info {
 	return staging.Info{Dev: f.dev, Ino: 1, Links: 2, Owner: uint32(os.Geteuid()), Mode: fs.ModeDir | 0o700}
 }
 
-// Device is that of all names: see [staging.OpenDirect], which would ask for it otherwise.
+// Device returns the same device number for all names. Without this method, [staging.OpenDirect] would look for the device of a
+// real directory.
 func (f *FS) Device(string) (uint64, error) { return f.dev, nil }
 
-// newNumber numbers a file, as no other of this bucket is.
+// newNumber returns a number that no other file of this bucket has.
 func (f *FS) newNumber() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -159,25 +161,25 @@ func (f *FS) newNumber() uint64 {
 	return f.number
 }
 
-// held are the locks that were taken.
+// held returns the locks that were taken.
 func (f *FS) held() []*lease {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Collect(maps.Values(f.leases))
 }
 
-// lock is the lock of a name that was taken last, or nil.
+// lock returns the latest lock of a name, or nil.
 func (f *FS) lock(name string) *lease {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.leases[name]
 }
 
-// WriteWhile has pieces published and removed only while may says so, of a file system that is shared. It is asked before each attempt.
-// What is below .kvhost is each host's own, or the same whoever writes it.
+// WriteWhile restricts writes in a shared bucket: pieces are published and removed only while may returns true. It is called before each
+// attempt. Files below .kvhost are not affected, because each belongs to one host or is written by all hosts with the same content.
 func (f *FS) WriteWhile(may func() bool) { f.allowed.Store(&may) }
 
-// mayWrite fails once the lock that was taken has lapsed: another host may have it.
+// mayWrite returns an error if the lock has lapsed, because another host may have taken it.
 func (f *FS) mayWrite(key string) error {
 	if f.cfg.Shared {
 		if may := f.allowed.Load(); may != nil && !strings.HasPrefix(key, f.prefix+metaDir) && !(*may)() {
@@ -193,17 +195,17 @@ func (f *FS) mayWrite(key string) error {
 	return nil
 }
 
-// conditional says whether the server is taken to have conditional writes.
+// conditional reports whether the server is assumed to have conditional writes.
 func (f *FS) conditional() bool { return !f.unconditional.Load() }
 
-// unpublished finds a file that has no object yet.
+// unpublished returns a file without an object, or nil.
 func (f *FS) unpublished(name string) *upload {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.pending[name]
 }
 
-// OpenFile implements [staging.FS]. A file that is made takes no name: an object may have it.
+// OpenFile implements [staging.FS]. A created file does not occupy its name: an object may have the same one.
 func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
 	const writes = os.O_WRONLY | os.O_RDWR
 	if flag&unix.O_DIRECT != 0 {
@@ -233,7 +235,7 @@ func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, er
 	return &file{content: u, name: name, writes: true}, nil
 }
 
-// target is the name that a file that is made is to get.
+// target returns the future name of a created file.
 func (f *FS) target(name string) string {
 	if f.cfg.Target != nil {
 		if target, is := f.cfg.Target(name); is {
@@ -245,7 +247,7 @@ func (f *FS) target(name string) string {
 
 func (f *FS) Rename(oldname, newname string) error { return f.rename(oldname, newname, true) }
 
-// RenameNoReplace implements [staging.FS]. Where the server has no conditional writes it looks before it writes, which can race
+// RenameNoReplace implements [staging.FS]. Without conditional writes, it looks for an object before it writes, so it can race
 // with another writer.
 func (f *FS) RenameNoReplace(oldname, newname string) error { return f.rename(oldname, newname, false) }
 
@@ -280,10 +282,10 @@ func (f *FS) rename(oldname, newname string, replace bool) error {
 	return failed("rename", newname, err, true)
 }
 
-// Link implements [staging.FS]. There are no links.
+// Link implements [staging.FS]. It fails, because objects have no links.
 func (f *FS) Link(_, newname string) error { return pathError("link", newname, unix.EOPNOTSUPP) }
 
-// Remove implements [staging.FS]. Whether there was an object is not asked.
+// Remove implements [staging.FS]. It does not report a missing object.
 func (f *FS) Remove(name string) error {
 	if f.isTop(name) {
 		return pathError("remove", name, unix.EBUSY)
@@ -294,7 +296,7 @@ func (f *FS) Remove(name string) error {
 		f.mu.Unlock()
 		return failed("remove", name, u.giveUp(), true)
 	}
-	if f.target(name) != name { // no temporary is an object
+	if f.target(name) != name { // temporaries are not objects
 		return pathError("remove", name, unix.ENOENT)
 	}
 	err := f.mayWrite(f.key(name))
@@ -308,7 +310,7 @@ func (f *FS) Mkdir(string, fs.FileMode) error { return nil }
 
 func (f *FS) MkdirAll(string, fs.FileMode) error { return nil }
 
-// below is what the keys of files in a directory begin with.
+// below returns the prefix of the keys of files in a directory.
 func (f *FS) below(name string) string {
 	if f.isTop(name) {
 		return f.prefix
@@ -316,7 +318,7 @@ func (f *FS) below(name string) string {
 	return f.key(name) + "/"
 }
 
-// List calls found for the files below a directory, in order of their keys, which costs a request for 1,000 of them.
+// List calls found for the files below a directory, in the order of their keys. It takes one request for 1,000 files.
 func (f *FS) List(ctx context.Context, name string, found func(rel string, size int64, modified time.Time)) error {
 	prefix := f.below(name)
 	return failed("list", name, f.list(ctx, prefix, "", func(o *minio.ObjectInfo, _ bool) {
@@ -329,7 +331,7 @@ func (f *FS) List(ctx context.Context, name string, found func(rel string, size 
 func (f *FS) ReadDir(name string) (list []fs.DirEntry, err error) {
 	prefix := f.below(name)
 	err = f.list(context.Background(), prefix, "/", func(o *minio.ObjectInfo, isPrefix bool) {
-		if o.Key == prefix { // a mark that some tools leave for a directory
+		if o.Key == prefix { // a marker that some tools create for a directory
 			return
 		}
 		info := f.info(versionOf(o))
@@ -365,12 +367,12 @@ func (f *FS) Stat(name string) (staging.Info, error) {
 	return f.info(v), nil
 }
 
-// SyncDir implements [staging.FS]. What a server has acknowledged is durable.
+// SyncDir implements [staging.FS]. It does nothing, because acknowledged writes are durable.
 func (f *FS) SyncDir(string) error { return nil }
 
 func (f *FS) SyncFS(string) error { return nil }
 
-// Statfs implements [staging.FS]. A bucket does not tell how much is in it, or will fit.
+// Statfs implements [staging.FS]. A bucket reports neither its size nor its free space.
 func (f *FS) Statfs(name string) (staging.Space, error) {
 	return staging.Space{}, pathError("statfs", name, unix.EOPNOTSUPP)
 }

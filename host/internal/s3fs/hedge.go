@@ -7,27 +7,27 @@ import (
 	"time"
 )
 
-// hedge says when the answer to a read is late, and bounds the reads that are asked for again because of that.
+// hedge determines when the answer to a read is late, and limits the number of reads that are therefore repeated.
 type hedge struct {
 	mu   sync.Mutex
-	late time.Duration // about the 95th percentile of what answers took
-	left float64       // reads that may be asked for again
+	late time.Duration // about the 95th percentile of answer times
+	left float64       // number of reads that may be repeated
 }
 
 const (
-	hedgeShare = 0.05 // of reads; so many are late
-	hedgeMost  = 10.  // at once
-	hedgeStep  = 0.05 // by which late follows what answers take
+	hedgeShare = 0.05 // part of the reads that is late, and that may be repeated
+	hedgeMost  = 10.  // most reads that may be repeated in a row
+	hedgeStep  = 0.05 // step by which late follows the answer times
 )
 
-// after is when an answer is late; 0: that is not known yet.
+// after returns the time after which an answer is late. It is 0 while that is unknown.
 func (h *hedge) after() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.late
 }
 
-// took notes what an answer took.
+// took records an answer time.
 func (h *hedge) took(d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -42,7 +42,7 @@ func (h *hedge) took(d time.Duration) {
 	}
 }
 
-// spend says whether a read may be asked for again.
+// spend reports whether a read may be repeated, and counts it.
 func (h *hedge) spend() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -53,14 +53,14 @@ func (h *hedge) spend() bool {
 	return true
 }
 
-// answer is what a read got.
+// answer is the result of a read.
 type answer struct {
 	s   *stream
 	v   version
 	err error
 }
 
-// begin asks for so many bytes of an object, and once more where the answer is late: the first answer counts.
+// begin requests bytes of an object, and requests them a second time if the answer is late. The first answer counts.
 func (c *client) begin(ctx context.Context, key, etag string, off int64, most int) (*stream, version, error) {
 	began, after := time.Now(), c.hedge.after()
 	if after == 0 || c.outage.Load() != nil {
@@ -72,7 +72,7 @@ func (c *client) begin(ctx context.Context, key, etag string, off int64, most in
 	}
 	first, endFirst := context.WithCancel(ctx)
 	second, endSecond := context.WithCancel(ctx)
-	var won atomic.Bool // by one of the two
+	var won atomic.Bool // set by the first of the two that succeeds
 	again := make(chan answer, 1)
 	timer := time.AfterFunc(after, func() {
 		var a answer

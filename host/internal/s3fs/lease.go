@@ -17,15 +17,15 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// lease is a lock: an object that its holder writes again three times in a term. Whoever finds it unchanged for a term may take
-// it, and only then. No clock is compared with another one's.
+// lease is a lock: an object that its holder rewrites three times in a term. Another host may take the lock only after it has seen the
+// object unchanged for a whole term. Clocks of different machines are never compared.
 //
-// Writes of the object name the version that they replace, so that of two takers one fails, and a holder that was paused finds out
-// at its next renewal. Until then it knows by its own clock that the lock has lapsed, and writes nothing. What stays: a request
-// that it began before, and that the server carries out late. Objects of pieces are never replaced, so that it can store a piece
-// that is in no account, or remove one, which is a miss.
+// A write of the object names the version that it replaces. So only one of two takers succeeds, and a holder that was paused learns of the
+// loss at its next renewal. Until then it knows by its own clock that the lock has lapsed, and writes nothing. One case remains: the server
+// may carry out late a request that began before the lock lapsed. Since objects of pieces are never replaced, the effect is limited to a
+// piece that is in no account, or to a removed piece, which is a miss.
 //
-// Where the server has no conditional writes, two hosts that start within settleTime of each other may both take the lock.
+// If the server has no conditional writes, two hosts that start within settleTime of each other may both take the lock.
 type lease struct {
 	fs          *FS
 	name, key   string
@@ -38,27 +38,28 @@ type lease struct {
 
 	mu      sync.Mutex
 	etag    string
-	renewed time.Time // when the last renewal that succeeded began
-	over    bool      // it was given back, or another host has it
+	renewed time.Time // start of the last successful renewal
+	over    bool      // the lock was released, or another host has it
 }
 
-// holder is the text of a lock.
+// holder is the content of a lock.
 type holder struct {
 	Holder  string        `json:"holder"`
 	PID     int           `json:"pid"`
-	Started string        `json:"started"` // when the process was, in the kernel's words
-	Kernel  string        `json:"kernel"`  // which started when, and the name space of PID; empty: not known
+	Started string        `json:"started"` // start time of the process as the kernel reports it
+	Kernel  string        `json:"kernel"`  // boot id of the kernel and PID name space; empty if unknown
 	Term    time.Duration `json:"term_ns"`
 	Renewal int           `json:"renewal"`
 }
 
-// settleTime is how long a lock must stand unchanged where the server has no conditional writes.
+// settleTime is the time for which a new lock must stay unchanged if the server has no conditional writes.
 const settleTime = 2 * time.Second
 
-// longestTerm is the longest that any host holds a lock for without renewing it. A text that says more is none of a host.
+// longestTerm is the longest term that any host writes. An object with a longer term was not written by a host.
 const longestTerm = 5 * time.Minute
 
-// me is the holder that this process is. Without the kernel's number of its start, every machine's first name space would be the same.
+// me returns the description of this process as a holder. It includes the kernel's boot id, because the first PID name space
+// has the same number on every machine.
 func (f *FS) me() holder {
 	boot, _ := os.ReadFile(f.proc + "/sys/kernel/random/boot_id")
 	space, _ := os.Readlink(f.proc + "/self/ns/pid")
@@ -70,7 +71,7 @@ func (f *FS) me() holder {
 	return h
 }
 
-// started says when a process was, or nothing where there is none, or none to be seen.
+// started returns the start time of a process. It is empty if there is no such process or it is not visible.
 func (f *FS) started(pid int) string {
 	stat, _ := os.ReadFile(fmt.Sprintf("%s/%d/stat", f.proc, pid))
 	_, rest, _ := strings.Cut(string(stat), ") ")
@@ -80,8 +81,8 @@ func (f *FS) started(pid int) string {
 	return ""
 }
 
-// hasEnded says that a holder was a process of this kernel that is there no more. /proc may hide those of other users, so the kernel
-// is asked with a signal that none gets, which tells a process that is not there from one that may not be seen.
+// hasEnded reports whether a holder was a process of this kernel that no longer exists. /proc may hide processes of other users. So the
+// kernel is asked by sending signal 0, which reaches no process and distinguishes a missing process from a hidden one.
 func (f *FS) hasEnded(h, me *holder) bool {
 	if me.Kernel == "" || h.Kernel != me.Kernel || h.Started == "" || h.PID <= 0 {
 		return false
@@ -90,8 +91,8 @@ func (f *FS) hasEnded(h, me *holder) bool {
 	return now != "" && now != h.Started || unix.Kill(h.PID, 0) == unix.ESRCH
 }
 
-// Lock implements [staging.FS]. The lock of a file is a [lease]; that of a directory keeps others of this process out. It waits for
-// a lock that was not given back to lapse, unless its holder was a process of this machine that has ended.
+// Lock implements [staging.FS]. The lock of a file is a [lease]. The lock of a directory excludes other users in this process. If a lock
+// was not released, Lock waits until it lapses, unless the holder was a process of this machine that has ended.
 func (f *FS) Lock(name string) (io.Closer, error) {
 	if f.isTop(name) {
 		return f.lockDirectory(name)
@@ -115,7 +116,7 @@ func (f *FS) Lock(name string) (io.Closer, error) {
 	return l, nil
 }
 
-// abortEarlier ends the multipart uploads of hosts that had the lock before.
+// abortEarlier cancels the multipart uploads of hosts that had the lock before.
 func (f *FS) abortEarlier() {
 	count := 0
 	err := f.uploads(f.prefix, func(key, upload string) {
@@ -132,7 +133,7 @@ func (f *FS) abortEarlier() {
 	}
 }
 
-// take writes the lock where there is none, or where its holder is gone.
+// take writes the lock if there is none or if its holder is gone.
 func (l *lease) take(old *lease) error {
 	for {
 		text, v, err := l.read()
@@ -141,7 +142,7 @@ func (l *lease) take(old *lease) error {
 		case err == nil:
 			var other holder
 			if json.Unmarshal(text, &other) != nil {
-				other = holder{} // no holder has ended of what is no lock
+				other = holder{} // not the content of a lock, so its holder is unknown
 			}
 			ours := old != nil && v.id == old.id
 			if !ours && !l.fs.hasEnded(&other, &l.who) {
@@ -165,7 +166,7 @@ func (l *lease) take(old *lease) error {
 	}
 }
 
-// lapse waits until the lock was unchanged for its term, and fails when it changes.
+// lapse waits until the lock has been unchanged for its term. It fails if the lock changes.
 func (l *lease) lapse(other *holder, etag string) error {
 	term := l.who.Term
 	if other.Term > 0 && other.Term <= longestTerm {
@@ -192,7 +193,7 @@ func (l *lease) lapse(other *holder, etag string) error {
 func (l *lease) read() (text []byte, v version, err error) {
 	text = make([]byte, 4096)
 	n, v, err := l.fs.free.get(l.key, "", text, 0)
-	if err != nil && errnoOf(err, false) == unix.ESTALE { // no range of an empty object can be had
+	if err != nil && errnoOf(err, false) == unix.ESTALE { // a request for a range of an empty object fails
 		v, err = l.fs.free.head(l.key)
 	}
 	return text[:n], v, err
@@ -217,8 +218,8 @@ func (l *lease) write(when condition) error {
 	return err
 }
 
-// tryServer tries whether the server heeds conditions of writes: some that do not hold, and one that does. It reads a part of an object,
-// as loads do.
+// tryServer tests whether the server heeds the conditions of writes, with conditions that do not hold and with one that does. It also reads
+// a part of an object, as loads do.
 func (l *lease) tryServer() error {
 	for _, wrong := range []condition{{absent: true}, {etag: "00000000000000000000000000000000"}} {
 		switch err := l.write(wrong); {
@@ -241,7 +242,7 @@ func (l *lease) tryServer() error {
 	return l.fs.tryRange(l.key)
 }
 
-// settle takes the lock of a server that has no conditional writes.
+// settle takes the lock on a server without conditional writes.
 func (l *lease) settle() error {
 	if l.fs.cfg.Shared {
 		return errors.Join(ErrConditions, l.fs.free.remove(l.key))
@@ -259,7 +260,7 @@ func (l *lease) settle() error {
 	return l.fs.tryRange(l.key)
 }
 
-// renew renews the lock until it is given back, or lost.
+// renew renews the lock until it is released or lost.
 func (l *lease) renew() {
 	defer close(l.ended)
 	tick := time.NewTicker(l.who.Term / 3)
@@ -292,14 +293,14 @@ func (l *lease) renew() {
 	}
 }
 
-// stands says that no other host can have the lock.
+// stands reports whether no other host can have the lock.
 func (l *lease) stands() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !l.over && time.Since(l.renewed) < l.who.Term*9/10
 }
 
-// stat is the lock as a file. Of one that has lapsed it is not known who has it.
+// stat describes the lock as a file. It returns an error for a lock that has lapsed, because its holder is unknown.
 func (l *lease) stat() (staging.Info, error) {
 	l.mu.Lock()
 	lost := l.over
@@ -318,14 +319,14 @@ func (l *lease) Close() (err error) {
 	l.close.Do(func() {
 		close(l.stop)
 		if l.stands() {
-			<-l.ended // or it would be there again
+			<-l.ended // otherwise a renewal could create the object again
 			err = failed("unlock", l.name, l.fs.free.remove(l.key), true)
 		}
 		l.mu.Lock()
 		l.over = true
 		l.mu.Unlock()
 		l.fs.mu.Lock()
-		if l.fs.cfg.Shared && l.fs.leases[l.name] == l { // it says nothing of what may be written
+		if l.fs.cfg.Shared && l.fs.leases[l.name] == l { // a released lock does not restrict writes
 			delete(l.fs.leases, l.name)
 		}
 		l.fs.mu.Unlock()

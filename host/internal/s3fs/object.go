@@ -8,9 +8,9 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// leastHead is the least of an object that the request which opens it brings, so that it need not be read by another one: what
-// pieces have before their payload. Where more was read at first of another object, it brings as much. An object that is no longer
-// stays in memory while it is open, of which there may be thousands.
+// leastHead is the least number of bytes that are read when an object is opened, so that the bytes before a piece's payload need no second
+// request. If the first read of another object was longer, that many bytes are requested. Objects of at most leastHead bytes stay in memory
+// while they are open, and there may be thousands of them.
 const leastHead = 16 << 10
 
 // object is a version of an object, open for reading.
@@ -20,15 +20,15 @@ type object struct {
 	at  version
 
 	mu   sync.Mutex
-	head []byte  // its first bytes, for the first read
-	rest *stream // what follows them, likewise
+	head []byte  // first bytes, for the first read
+	rest *stream // following bytes, also for the first read
 }
 
 func (f *FS) openObject(name string) (staging.File, error) {
 	o := &object{fs: f, key: f.key(name)}
 	head := make([]byte, leastHead)
 	n, rest, at, err := f.open(o.key, head, min(max(leastHead, int(f.first.Load())), f.cfg.Part))
-	if err != nil && errnoOf(err, false) == unix.ESTALE { // no range of an empty object can be had
+	if err != nil && errnoOf(err, false) == unix.ESTALE { // a request for a range of an empty object fails
 		at, err = f.client.head(o.key)
 	}
 	if err != nil {
@@ -55,7 +55,7 @@ func (o *object) readAt(p []byte, off int64) (n int, err error) {
 	if rest != nil {
 		if n < len(p) && off+int64(n) == at {
 			var m int
-			m, _ = rest.read(p[n:]) // what it lacks is asked for again
+			m, _ = rest.read(p[n:]) // missing bytes are requested below
 			n += m
 		}
 		rest.close()
@@ -76,7 +76,7 @@ func (o *object) closed() {
 	o.drop()
 }
 
-// drop frees the bytes for the first read. The caller holds mu.
+// drop frees the bytes for the first read. mu must be held.
 func (o *object) drop() {
 	if o.rest != nil {
 		o.rest.close()

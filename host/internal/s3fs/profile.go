@@ -2,14 +2,14 @@ package s3fs
 
 import "github.com/minio/minio-go/v7/pkg/credentials"
 
-// profile reads the credentials of a profile's files for each request, since they may be renewed. Requests that begin while one reads share
-// what it finds. While the files cannot be read, or are half written, what they held before counts.
+// profile reads the credentials from the files of a profile for each request, because they may be renewed. Requests that begin during a
+// read share its result. While the files cannot be read or are incomplete, the previous credentials are used.
 type profile struct {
 	credentials.FileAWSCredentials
 	held credentials.Value
 }
 
-// RetrieveWithCredContext implements [credentials.Provider]. One request asks at a time.
+// RetrieveWithCredContext implements [credentials.Provider]. One request reads the files at a time.
 func (p *profile) RetrieveWithCredContext(cc *credentials.CredContext) (credentials.Value, error) {
 	v, err := p.FileAWSCredentials.RetrieveWithCredContext(cc)
 	switch {

@@ -11,19 +11,19 @@ import (
 	"github.com/minio/minio-go/v7"
 )
 
-// Trial is what trying a bucket has found.
+// Trial is the result of testing a bucket.
 type Trial struct {
-	Failed      []string      `json:"failed"` // requests that did not succeed, and why
+	Failed      []string      `json:"failed"` // failed requests, with the reason
 	Conditional bool          `json:"conditional_writes"`
-	Clock       time.Duration `json:"clock_ahead_ns"` // how far the server's is ahead of this machine's
-	FirstByte   time.Duration `json:"first_byte_ns"`  // of a read of 4 KiB
-	Read, Write []int64       // bytes per second of one request of each of TrialSizes
+	Clock       time.Duration `json:"clock_ahead_ns"` // time by which the server's clock is ahead of this machine's
+	FirstByte   time.Duration `json:"first_byte_ns"`  // time to the first byte of a read of 4 KiB
+	Read, Write []int64       // bytes per second of one request, for each of TrialSizes
 }
 
-// TrialSizes are the sizes that a trial tells the speed of.
+// TrialSizes are the sizes for which a trial measures the speed.
 var TrialSizes = [...]int{1 << 20, 8 << 20}
 
-// Try makes a request of each kind with an object of its own, which it removes. It takes no lock.
+// Try makes a request of each kind with an object of its own, and removes the object. It takes no lock.
 func (f *FS) Try() *Trial {
 	t := &Trial{}
 	key := fmt.Sprintf("%s.kvhost/check-%d", f.prefix, os.Getpid())
@@ -83,13 +83,13 @@ func (f *FS) Try() *Trial {
 	return t
 }
 
-// tryRange reads some bytes of an object, which a server that ignores Range answers with all of them.
+// tryRange reads a part of an object. A server that ignores Range would answer with the whole object.
 func (f *FS) tryRange(key string) (wrong error) {
 	err := f.free.do(Get, 8, func(ctx context.Context) error {
 		s, _, err := f.free.begin(ctx, key, "", 8, 8)
 		if err == nil {
 			s.close()
-		} else if errors.Is(err, ErrAnswer) { // which the next attempt would get, too
+		} else if errors.Is(err, ErrAnswer) { // a repetition would get the same answer
 			wrong, err = err, nil
 		}
 		return err
@@ -97,7 +97,7 @@ func (f *FS) tryRange(key string) (wrong error) {
 	return errors.Join(wrong, err)
 }
 
-// clock is how far the server's clock is ahead, by the date of an answer, which is of whole seconds.
+// clock returns the time by which the server's clock is ahead, from the date of an answer. Dates have whole seconds.
 func (f *FS) clock(key string) (ahead time.Duration) {
 	_ = f.do(Get, 0, func(ctx context.Context) error {
 		body, _, header, err := f.core.GetObject(ctx, f.bucket, key, minio.GetObjectOptions{})

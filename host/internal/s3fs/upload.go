@@ -11,22 +11,22 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// upload is a file that is written: its first part, which is kept to the end, and the part that is being filled. Parts between
-// the two are gone to the server.
+// upload is a file that is being written. It holds the first part, which is kept to the end, and the part that is being filled.
+// The parts between them have been sent.
 type upload struct {
 	fs   *FS
 	name string
 	id   uint64
-	key  string // that its object is to have
+	key  string // future key of the object
 
 	mu       sync.Mutex
 	first    []byte
-	last     []byte // bytes from the end of what was sent
+	last     []byte // bytes after the sent parts
 	size     int64
-	multi    string // the multipart upload, once it has begun
+	multi    string // id of the multipart upload after its start
 	sent     []minio.CompletePart
 	modified time.Time
-	failed   error // of a part: the file is of no use
+	failed   error // error of a part, after which the file is unusable
 }
 
 func (u *upload) stat() staging.Info {
@@ -35,8 +35,8 @@ func (u *upload) stat() staging.Info {
 	return u.fs.info(version{size: u.size, id: u.id, modified: u.modified})
 }
 
-// writeAt implements [content]: it takes bytes along, and sends each part that they fill. What is beyond the first part must come
-// in order.
+// writeAt implements [content]. It copies the bytes and sends each part that becomes full. Bytes after the first part must be written in
+// order.
 func (u *upload) writeAt(p []byte, off int64) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -63,7 +63,8 @@ func (u *upload) writeAt(p []byte, off int64) error {
 	return u.failed
 }
 
-// fill writes bytes at an offset of a buffer, which grows: to what is written at first, then to twice that, at most to a part.
+// fill writes bytes at an offset of a buffer. If the buffer is too small, it grows to the needed size or to twice its size,
+// whichever is larger, but by doubling at most to one part.
 func (u *upload) fill(b []byte, off int64, p []byte) []byte {
 	if end := int(off) + len(p); end > len(b) {
 		if end > cap(b) {
@@ -80,7 +81,7 @@ func (u *upload) fill(b []byte, off int64, p []byte) []byte {
 	return b
 }
 
-// send sends the part that was filled.
+// send sends the part that is full.
 func (u *upload) send() (err error) {
 	if err = u.fs.mayWrite(u.key); err != nil {
 		return err
@@ -97,7 +98,7 @@ func (u *upload) send() (err error) {
 	return err
 }
 
-// publish makes the file an object under a key; absent: where there is none.
+// publish makes the file an object with a key. With absent set, there must be no object with the key.
 func (u *upload) publish(key string, absent bool) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -107,7 +108,7 @@ func (u *upload) publish(key string, absent bool) error {
 	case err != nil:
 	case u.multi == "" && len(u.last) == 0:
 		_, err = u.fs.put(key, u.id, u.first, when)
-	case key != u.key: // the parts are another key's
+	case key != u.key: // the parts were sent for another key
 		err = pathError("rename", u.name, unix.EXDEV)
 	default:
 		err = u.join(when)
@@ -118,7 +119,7 @@ func (u *upload) publish(key string, absent bool) error {
 	return err
 }
 
-// join sends the parts that are left, and makes the object of them.
+// join sends the remaining parts and joins all parts to an object.
 func (u *upload) join(when condition) error {
 	if len(u.last) > 0 {
 		if err := u.send(); err != nil {
@@ -132,14 +133,14 @@ func (u *upload) join(when condition) error {
 	return err
 }
 
-// release gives the buffers back. The caller holds mu.
+// release returns the buffers to the pool. mu must be held.
 func (u *upload) release() {
 	u.fs.memory.give(u.first)
 	u.fs.memory.give(u.last)
 	u.first, u.last = nil, nil
 }
 
-// giveUp takes all bytes back, and aborts a multipart upload that has begun. One that cannot be aborted now is at the next start.
+// giveUp discards all bytes and cancels a multipart upload that has begun. If that fails, the next start cancels it.
 func (u *upload) giveUp() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -152,7 +153,7 @@ func (u *upload) giveUp() error {
 	return u.fs.free.abort(u.key, multi)
 }
 
-// readAt implements [content], for bytes that no part has taken along.
+// readAt implements [content] for bytes in parts that were not sent.
 func (u *upload) readAt(p []byte, off int64) (n int, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

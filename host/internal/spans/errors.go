@@ -3,8 +3,8 @@ package spans
 import "errors"
 
 var (
-	// ErrEndpoint says that an address is no endpoint of a collector.
+	// ErrEndpoint means that an address is not an endpoint of a collector.
 	ErrEndpoint = errors.New("no endpoint of a collector")
-	// ErrHeaders says that a file of headers cannot be used.
+	// ErrHeaders means that a file of headers cannot be used.
 	ErrHeaders = errors.New("headers")
 )

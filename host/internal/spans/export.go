@@ -11,7 +11,8 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// queue is the SDK's. The SDK drops a span that finds no room without counting it, so only spans that fit are passed on.
+// queue wraps the SDK's queue. The SDK drops a span that finds no room without counting it, so this queue passes on only spans
+// that fit.
 type queue struct {
 	of *Tracer
 	sdk.SpanProcessor
@@ -26,15 +27,15 @@ func (q *queue) OnEnd(s sdk.ReadOnlySpan) {
 	q.SpanProcessor.OnEnd(s)
 }
 
-// retries are those of one batch.
+// retries configures the repetitions for one batch.
 var retries = otlptracehttp.RetryConfig{
 	Enabled: true, InitialInterval: time.Second, MaxInterval: 30 * time.Second, MaxElapsedTime: time.Minute,
 }
 
-// longestAnswer bounds what is read of a collector's answer, in bytes.
+// longestAnswer is the maximum number of bytes that are read of a collector's answer.
 const longestAnswer = 64 << 10
 
-// newExporter makes an exporter of the SDK, and overrides all that it would read from the environment.
+// newExporter returns an exporter of the SDK. It overrides all settings that the SDK would read from the environment.
 func newExporter(c Config, client *http.Client) (sdk.SpanExporter, error) {
 	return otlptracehttp.New(context.Background(), otlptracehttp.WithEndpointURL(c.Endpoint), otlptracehttp.WithHeaders(map[string]string{}),
 		otlptracehttp.WithCompression(otlptracehttp.NoCompression), otlptracehttp.WithEncoding(otlptracehttp.EncodingProtobuf),
@@ -42,14 +43,14 @@ func newExporter(c Config, client *http.Client) (sdk.SpanExporter, error) {
 		otlptracehttp.WithMaxResponseSize(longestAnswer), otlptracehttp.WithHTTPClient(client))
 }
 
-// exporter sends batches, and counts what becomes of them. The SDK calls it from one goroutine.
+// exporter sends batches and counts the results. The SDK calls it from one goroutine.
 type exporter struct {
 	of   *Tracer
 	to   sdk.SpanExporter
-	well bool // the last batch was taken
+	well bool // the last batch was accepted
 }
 
-// ExportSpans sends a batch until the collector takes or refuses it, or retries are over.
+// ExportSpans sends a batch until the collector accepts or refuses it, or until the retries are used up.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	t := e.of
 	t.waiting.Add(-int64(len(spans)))
@@ -68,15 +69,17 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 		t.log.Info("spans are exported again")
 	}
 	e.well = lost == 0
-	return nil // an error would go to OpenTelemetry's own log
+	return nil // the SDK would write an error to its own log
 }
 
 func (e *exporter) Shutdown(ctx context.Context) error { return e.to.Shutdown(ctx) }
 
-// partly is how the exporter says that a collector has refused some spans of a batch. The error's type is its own.
+// partly matches the error with which the exporter reports that a collector has refused some spans of a batch. The error has no
+// exported type.
 var partly = regexp.MustCompile(`(?s)OTLP partial success: .*\((-?\d+) spans rejected\)`)
 
-// rejected is how many of so many spans were lost by an error of the exporter. A collector may say any number.
+// rejected returns the number of spans of a batch that were lost by an error of the exporter. The number in the error may be
+// wrong, because it comes from the collector.
 func rejected(err error, of int) int {
 	if err == nil {
 		return 0
@@ -92,7 +95,7 @@ func rejected(err error, of int) int {
 	return max(0, min(n, of))
 }
 
-// newClient follows no redirect, which could take the headers elsewhere.
+// newClient returns an HTTP client that follows no redirect, because a redirect could send the headers elsewhere.
 func newClient(c Config) *http.Client {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxConnsPerHost = 1
@@ -103,8 +106,8 @@ func newClient(c Config) *http.Client {
 	}
 }
 
-// again adds the headers of the moment, and makes failures of the network temporary, so that the exporter tries again: a collector that starts anew refuses
-// connections for a while.
+// again adds the current headers. It also marks network failures as temporary, so that the exporter tries again: a collector that restarts
+// refuses connections for a while.
 type again struct {
 	http.RoundTripper
 	headers func() map[string]string
@@ -129,7 +132,7 @@ func (a again) RoundTrip(q *http.Request) (*http.Response, error) {
 	return r, err
 }
 
-// CloseIdleConnections is for [http.Client.CloseIdleConnections].
+// CloseIdleConnections supports [http.Client.CloseIdleConnections].
 func (a again) CloseIdleConnections() {
 	if c, ok := a.RoundTripper.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()

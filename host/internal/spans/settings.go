@@ -10,14 +10,14 @@ import (
 	"unicode/utf8"
 )
 
-// Endpoint reads the address of a collector: http or https, a host, and the path of traces, which is /v1/traces if there is none.
-// A password has no place in it.
+// Endpoint parses the address of a collector: http or https, a host, and the path of traces. The path is /v1/traces if there is none. A
+// password is refused.
 func Endpoint(text string) (string, error) {
 	bad := func(why string) (string, error) { return "", fmt.Errorf("%w: %q: %s", ErrEndpoint, text, why) }
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:
-		return "", fmt.Errorf("%w: want a URL such as http://127.0.0.1:4318", ErrEndpoint) // the error repeats the text, with what is secret in it
+		return "", fmt.Errorf("%w: want a URL such as http://127.0.0.1:4318", ErrEndpoint) // without the parser's error, which would repeat the text with its secrets
 	case u.User != nil:
 		return "", fmt.Errorf("%w: a password belongs into otlp.headers_file", ErrEndpoint)
 	case u.Scheme != "http" && u.Scheme != "https":
@@ -33,11 +33,11 @@ func Endpoint(text string) (string, error) {
 	return u.String(), nil
 }
 
-// MaxHeaders bounds a file of headers.
+// MaxHeaders is the maximum size of a file of headers.
 const MaxHeaders = 16 << 10
 
-// Headers reads headers for a collector, one "Name: value" in a line. Empty lines and lines that begin with # say nothing.
-// Errors do not repeat what the file has.
+// Headers parses headers for a collector, with one "Name: value" in a line. Empty lines and lines that begin with # are
+// skipped. Errors do not repeat the content of the file.
 func Headers(file []byte) (map[string]string, error) {
 	headers := map[string]string{}
 	lines := bufio.NewScanner(bytes.NewReader(file))
@@ -67,5 +67,5 @@ func Headers(file []byte) (map[string]string, error) {
 	return headers, lines.Err()
 }
 
-// token has the characters of a header's name.
+// token contains the characters that are allowed in a header's name.
 const token = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

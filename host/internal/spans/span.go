@@ -12,25 +12,26 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Text is an attribute of a span. OTLP takes UTF-8 only, and clients and file systems choose some texts.
+// Text returns an attribute of a span. It makes the value valid UTF-8, because OTLP takes nothing else and some texts come from
+// clients and file systems.
 func Text(key, value string) attribute.KeyValue { return attribute.String(key, valid(value)) }
 
 func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
-// Number is an attribute of a span.
+// Number returns an attribute of a span.
 func Number[T ~int | ~int64 | ~uint32 | ~uint64](key string, value T) attribute.KeyValue {
 	return attribute.Int64(key, int64(value))
 }
 
-// Span is a request, or a part of one, from its begin to its end. The zero Span is of a request that is not sampled.
+// Span is a request or a part of one, from its start to its end. The zero Span belongs to a request that is not sampled.
 type Span struct {
 	of     *Tracer
 	span   trace.Span
-	remote bool // the parent is the client's
+	remote bool // the parent is a span of the client
 }
 
-// Begin decides whether a request gets a span: as its client's span does, or by the sample ratio where the client named none.
-// Without a span it allocates nothing.
+// Begin decides whether a request gets a span. If the client has named a span, that span's flag decides, and otherwise the
+// sample ratio. Without a span, Begin allocates nothing.
 func (t *Tracer) Begin(traceparent string) Span {
 	if t == nil || t.off.Load() {
 		return Span{}
@@ -60,10 +61,10 @@ func (s *Span) On() bool { return s.of != nil }
 // Remote reports whether the client named the parent.
 func (s *Span) Remote() bool { return s.remote }
 
-// Child is a request that follows from this one, or no span if this one is not sampled.
+// Child returns the span of a request that follows from this one. If this one is not sampled, the child is not either.
 func (s *Span) Child(began time.Time) Span { return s.child(trace.SpanKindServer, began) }
 
-// Part is a part of the request, or no span if this one is not sampled.
+// Part returns the span of a part of the request. If the request is not sampled, the part is not either.
 func (s *Span) Part(began time.Time) Span { return s.child(trace.SpanKindInternal, began) }
 
 func (s *Span) child(kind trace.SpanKind, began time.Time) Span {
@@ -73,25 +74,25 @@ func (s *Span) child(kind trace.SpanKind, began time.Time) Span {
 	return s.of.start(trace.ContextWithSpanContext(context.Background(), s.span.SpanContext()), kind, began, false)
 }
 
-// Ended are the facts with which a span ends. Nothing of them is kept.
+// Ended holds the facts with which a span ends. The span keeps no reference to it.
 type Ended struct {
 	Name       string
 	To         time.Time
 	Attributes []attribute.KeyValue
-	Session    []attribute.KeyValue // that all spans of a session have
+	Session    []attribute.KeyValue // attributes that all spans of a session have
 	Events     []Event
 	Link       *Span // optional
-	// Failure says why the request failed; Code is a word for that. Empty: it did not.
+	// Failure is the reason why the request failed, and Code is its error code. Both are empty if it succeeded.
 	Failure, Code string
 }
 
 // Event is a moment in a span.
 type Event struct {
 	Name string
-	At   time.Time // zero: it did not happen
+	At   time.Time // zero if the event did not happen
 }
 
-// End queues the span for export. It never waits: a span that finds no room is dropped and counted.
+// End queues the span for export. It never waits. A span that finds no room is dropped and counted.
 func (s *Span) End(e *Ended) {
 	if !s.On() {
 		return

@@ -13,23 +13,23 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Config says which requests get spans, and where those go.
+// Config determines which requests get spans, and where the spans are sent.
 type Config struct {
-	Endpoint string                   // URL of [Endpoint]; empty: nowhere, and no request gets one
-	Headers  func() map[string]string // of an export at present; nil: none
-	Ratio    float64                  // of the requests without a parent from the client
-	Timeout  time.Duration            // of one attempt to export
+	Endpoint string                   // URL of a collector: see [Endpoint]; empty turns spans off
+	Headers  func() map[string]string // returns the current headers of an export; nil means none
+	Ratio    float64                  // sampled part of the requests without a parent from the client
+	Timeout  time.Duration            // limit of one attempt to export
 }
 
-// Bounds of what waits for the collector: some 3 MiB.
+// Limits of the spans that wait for the collector. They take about 3 MiB.
 const (
 	queued = 2048
 	batch  = 512
-	delay  = time.Second // that a span waits for others to be sent with
-	closes = time.Second // for what is left at the end
+	delay  = time.Second // longest time that a span waits for others in its batch
+	closes = time.Second // time to send the rest when the tracer closes
 )
 
-// longestText bounds the texts of attributes, in characters.
+// longestText is the maximum number of characters of an attribute's text.
 const longestText = 512
 
 // Tracer begins spans and sends those that end. A nil Tracer begins none.
@@ -40,16 +40,16 @@ type Tracer struct {
 
 	client   *http.Client
 	tracer   trace.Tracer
-	provider *sdk.TracerProvider // nil: off. Its goroutine ends in Close
-	limit    context.Context     // ends all exports
+	provider *sdk.TracerProvider // nil if spans are off; its goroutine ends in Close
+	limit    context.Context     // context of all exports
 	stop     context.CancelFunc
 
-	waiting                   atomic.Int64 // spans that the exporter has not taken from the queue
+	waiting                   atomic.Int64 // spans in the queue that the exporter has not taken yet
 	exported, dropped, failed atomic.Uint64
 }
 
-// New makes a tracer, which is off without an endpoint. Its spans name this host; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
-// of the environment go before that. Nothing is sent before the first span has ended.
+// New returns a tracer, which is off without an endpoint. Its spans name this host, unless OTEL_SERVICE_NAME and
+// OTEL_RESOURCE_ATTRIBUTES in the environment say otherwise. Nothing is sent before the first span has ended.
 func New(version string, c Config, log *slog.Logger) (*Tracer, error) {
 	return newTracer(version, c, newClient(c), log)
 }
@@ -71,7 +71,7 @@ func newTracer(version string, c Config, client *http.Client, log *slog.Logger) 
 		log.Warn("OTEL_RESOURCE_ATTRIBUTES cannot be read whole", "error", err)
 	}
 	t.limit, t.stop = context.WithCancel(context.Background())
-	t.provider = sdk.NewTracerProvider(sdk.WithResource(host), sdk.WithSampler(sdk.AlwaysSample()), // Begin decides
+	t.provider = sdk.NewTracerProvider(sdk.WithResource(host), sdk.WithSampler(sdk.AlwaysSample()), // Begin makes the decision
 		sdk.WithRawSpanLimits(sdk.SpanLimits{AttributeValueLengthLimit: longestText, AttributeCountLimit: -1, EventCountLimit: -1,
 			LinkCountLimit: -1, AttributePerEventCountLimit: -1, AttributePerLinkCountLimit: -1}),
 		sdk.WithSpanProcessor(&queue{t, sdk.NewBatchSpanProcessor(&exporter{of: t, to: to, well: true}, sdk.WithMaxQueueSize(queued),
@@ -80,19 +80,19 @@ func newTracer(version string, c Config, client *http.Client, log *slog.Logger) 
 	return t, nil
 }
 
-// Close sends what is queued, for a second at most. No span begins after it.
+// Close sends the queued spans, within one second. No span begins afterwards.
 func (t *Tracer) Close() {
 	if t.provider == nil || t.off.Swap(true) {
 		return
 	}
 	timer := time.AfterFunc(closes, t.stop)
-	_ = t.provider.Shutdown(context.Background()) // the exporter has counted and logged what was lost
+	_ = t.provider.Shutdown(context.Background()) // the exporter has counted and logged lost spans
 	timer.Stop()
 	t.stop()
 	t.client.CloseIdleConnections()
 }
 
-// Stats count spans. Dropped ones found no room; failed ones were refused by the collector, or not taken in time.
+// Stats count spans. Dropped spans found no room. Failed spans were refused by the collector, or not accepted in time.
 type Stats struct {
 	Exported, Dropped, Failed uint64
 	Waiting                   int

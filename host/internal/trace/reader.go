@@ -18,7 +18,7 @@ const (
 	MaxLine = 64 << 20 // bytes
 	MaxIDs  = 1 << 20  // per request
 
-	maxWindow = 128 << 20 // of a zstd frame
+	maxWindow = 128 << 20 // largest window of a zstd frame
 	readSize  = 256 << 10
 )
 
@@ -28,15 +28,15 @@ type Request struct {
 	InputLength  int64 // tokens
 	OutputLength int64
 	HashIDs      []uint64 // one per block, chained
-	Line         int      // where it stood, from 1
+	Line         int      // line number, from 1
 
-	// Optional hints of the engine about the request's end.
+	// Hints of the engine about the request's end. They are optional.
 	EndReason abi.EndReason
 	Priority  int32 // lower goes first
-	ReturnMS  int64 // the prefix is expected to be used again after so many milliseconds; 0: unknown
+	ReturnMS  int64 // expected milliseconds until the prefix is used again; 0 means unknown
 }
 
-// Hints returns what the engine would tell when the request ends.
+// Hints returns the hints that the engine would give when the request ends.
 func (r *Request) Hints() abi.Hints {
 	bounded := func(n int64) uint32 { return uint32(min(max(n, 0), math.MaxUint32)) }
 	return abi.Hints{
@@ -53,7 +53,7 @@ type Reader struct {
 	packed bool
 	long   []byte // a line longer than the buffer
 	line   int
-	err    error // final
+	err    error // the final error, which is returned again
 }
 
 func Open(path string) (*Reader, error) {
@@ -95,12 +95,12 @@ func NewReader(src io.Reader, name string) (*Reader, error) {
 	return r, nil
 }
 
-// unpack reads what a decompressor gives from here on.
+// unpack continues with the output of a decompressor.
 func (r *Reader) unpack(z io.Reader, end func() error) {
 	r.src, r.packed, r.close = bufio.NewReaderSize(z, readSize), true, []func() error{end}
 }
 
-// isZstd recognises frames and skippable frames.
+// isZstd reports whether the input begins with a frame or a skippable frame.
 func isZstd(head []byte) bool {
 	return len(head) == 4 && (bytes.Equal(head, []byte{0x28, 0xb5, 0x2f, 0xfd}) ||
 		head[0]&0xf0 == 0x50 && bytes.Equal(head[1:], []byte{0x2a, 0x4d, 0x18}))
