@@ -22,28 +22,28 @@ import (
 )
 
 type Config struct {
-	Clients  int        // at once, through one host, each with memory of its own
-	GPUs     []*gds.GPU // with the memory of each client; none: host memory
-	FS       staging.FS // the files' of the plain threads; unused with InMemory
-	Dir      string     // an existing directory; what is made in it is removed; unused with InMemory
-	InMemory bool       // the root is page-locked memory: the copy alone is the only ceiling
+	Clients  int        // clients at the same time on one host, each with memory of its own
+	GPUs     []*gds.GPU // GPU of each client's memory; none means host memory
+	FS       staging.FS // file system for the plain threads; unused with InMemory
+	Dir      string     // existing directory; files created there are removed; unused with InMemory
+	InMemory bool       // the root is page-locked memory, so the plain copy is the only ceiling
 	Geometry kv.Geometry
-	Heads    drive.Heads // by which pages are stored
-	DType    string      // of the pages' values, one of package payload's: what compression gains depends on it
-	// Compression has the settings of store.compression that are compared, each with a host of its own.
-	// None: off alone.
+	Heads    drive.Heads // layout by which pages are stored
+	DType    string      // type of the pages' values, one of package payload's; the gain of compression depends on it
+	// Compression lists the values of store.compression to compare. Each has a host of its own. An empty list means
+	// off.
 	Compression []string
 	Chunks      int
-	Rounds      int // counted
-	Threads     int // of a client, that read and write plain files
+	Rounds      int // counted rounds
+	Threads     int // threads of a client that read and write plain files
 	SlotBytes   int
-	Copiers     int              // goroutines of a client's copy alone
-	Direct      *gds.DirectRoute // by which the plain threads move files; nil: they use the system's calls
-	Host        *config.Config   // of which the socket, the log and the roots are replaced
-	Root        config.Root      // the host's only one; its path is below Dir, unless InMemory
+	Copiers     int              // goroutines of a client's plain copy
+	Direct      *gds.DirectRoute // route by which the plain threads move files; nil means system calls
+	Host        *config.Config   // its socket, log and roots are replaced
+	Root        config.Root      // the host's only root; its path is below Dir, unless InMemory
 }
 
-// bench is a client of a case under way.
+// bench is a client during a measurement.
 type bench struct {
 	Config
 	client   int
@@ -52,20 +52,20 @@ type bench struct {
 	hosts    *hosts
 	pages    pages
 	image    [][]byte
-	got      [][]byte            // what was loaded
-	sessions []*session          // of each setting
-	stored   []client.StoreChunk // of the last round
-	slots    *staging.Slots      // of the ceilings
+	got      [][]byte            // loaded planes
+	sessions []*session          // by setting
+	stored   []client.StoreChunk // chunks of the last round
+	slots    *staging.Slots      // slots for the ceilings
 	blocks   *drive.Blocks
 }
 
-// figures of one pass with one setting, by round.
+// figures are the results of one pass with one setting, by round.
 type figures struct{ ours, cpu, stored, first, firstMS, wholeMS []float64 }
 
-// ceilings are those of one pass, by round.
+// ceilings are the ceilings of one pass, by round.
 type ceilings struct{ copy, plain, plainCPU []float64 }
 
-// passNames are the passes. Layer-wise loads are always staged, and have the ceilings of later loads.
+// passNames are the names of the passes. Layer-wise loads are always staged, and have the same ceilings as later loads.
 var passNames = [...]string{"store", "load, first", "load, again", "load, by layer"}
 
 const (
@@ -75,13 +75,14 @@ const (
 	layerLoads
 )
 
-// results are the figures of all passes; those of ours by setting.
+// results are the figures of all passes. Those of the hosts are by setting.
 type results struct {
 	ours     [][len(passNames)]figures
 	ceilings [layerLoads]ceilings
 }
 
-// Run measures stores, first and later loads, and layer-wise loads, and fills a row for each but for its names.
+// Run measures stores, first and later loads, and layer-wise loads. It returns a row for each, without the names of shape and
+// files.
 func Run(ctx context.Context, c Config) (rows []Row, err error) {
 	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 || c.Clients < 1 {
 		return nil, fmt.Errorf("%w: %d chunks, %d rounds, %d copiers, %d clients", ErrConfig, c.Chunks, c.Rounds, c.Copiers, c.Clients)
@@ -89,7 +90,7 @@ func Run(ctx context.Context, c Config) (rows []Row, err error) {
 	if len(c.Compression) == 0 {
 		c.Compression = []string{config.CompressionOff}
 	}
-	if c.Direct != nil { // cuFile keeps files open, and their blocks are not free before it closes them
+	if c.Direct != nil { // cuFile keeps files open, so their blocks are not freed before it closes them
 		c.FS = staging.OnRemove(c.FS, c.Direct.Handles.Forget)
 	}
 	if !c.InMemory {
@@ -148,8 +149,9 @@ func (b *bench) run(ctx context.Context, r *results) (err error) {
 	return nil
 }
 
-// together are the results of clients that ran at once: as many times the rate of the slowest in each round. Each has counted the processor time of
-// all, and divided it by its own bytes alone.
+// together combines the results of clients that ran at the same time. The rate of a round is the rate of the slowest client times the
+// number of clients. Each client has measured the processor time of all clients and divided it by its own bytes, so the mean is divided by
+// the number once more.
 func together(of []results) results {
 	r, n := of[0], float64(len(of))
 	for i := range r.ours {
@@ -197,7 +199,7 @@ func scale(a []float64, by float64) {
 	}
 }
 
-// rows are those of a setting. plain is which setting is off, -1 if none is.
+// rows returns the rows of a setting. plain is the index of the setting "off", or -1 if it is not compared.
 func (r *results) rows(setting, plain int, layers bool) (rows []Row) {
 	for i := range r.ours[setting] {
 		if i == layerLoads && !layers {
@@ -282,16 +284,17 @@ func (b *bench) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// name is the client's, as an engine and as a model: what it stores is no other client's.
+// name returns the client's name as an engine and as a model. No two clients have the same, so none finds the chunks of
+// another.
 func (b *bench) name() string { return fmt.Sprintf("bench-%d", b.client) }
 
-// namespace is that of the chunks.
+// namespace returns the namespace of the chunks.
 func (b *bench) namespace() kv.Namespace {
 	return kv.Namespace{Model: b.name(), DType: b.DType, KeyBytes: 32, TokensPerBlock: 16,
 		Units: b.Heads.Units, Groups: []kv.Group{{Geometry: b.Heads.Geometry(b.Geometry)}}}
 }
 
-// MemoryBytes is enough memory for a root that holds so many chunks.
+// MemoryBytes returns a capacity that is enough for a root in memory with the given number of chunks.
 func MemoryBytes(chunks int, g *kv.Geometry) int64 {
 	need := int64(chunks) * (g.PageBytes() + 64<<10)
 	return need + need/16 + 64<<20

@@ -15,7 +15,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// each runs fn for every number below n, on so many goroutines with a slot each.
+// each calls fn for every number below n, on the given number of goroutines, each with a slot.
 func (b *bench) each(ctx context.Context, goroutines, n int, fn func(i int, slot []byte) error) error {
 	var next atomic.Int64
 	work, ctx := errgroup.WithContext(ctx)
@@ -37,7 +37,7 @@ func (b *bench) each(ctx context.Context, goroutines, n int, fn func(i int, slot
 	return work.Wait()
 }
 
-// copyAll moves each page between its place and a slot, as many at a time as fit, and nothing else.
+// copyAll copies each page between its place and a slot, as many at a time as fit, and does nothing else.
 func (b *bench) copyAll(ctx context.Context, dir gds.Direction) error {
 	var batches [][]move
 	var batch []move
@@ -58,12 +58,12 @@ func (b *bench) copyAll(ctx context.Context, dir gds.Direction) error {
 	})
 }
 
-// plainFile is the name of a file of the plain threads.
+// plainFile returns the name of a file of the plain threads.
 func (b *bench) plainFile(round, i int) string {
 	return filepath.Join(b.Dir, "plain", fmt.Sprintf("%d-%d", round, i))
 }
 
-// writeFiles writes files of the size that a store makes, each under another name first.
+// writeFiles writes files of the size that a store writes, first under another name.
 func (b *bench) writeFiles(ctx context.Context, round int) error {
 	if err := b.FS.MkdirAll(filepath.Join(b.Dir, "plain"), 0o755); err != nil {
 		return err
@@ -108,7 +108,7 @@ func (b *bench) readFiles(ctx context.Context, round int) error {
 	})
 }
 
-// bare moves a file between storage and a slot of device memory by cuFile, and nothing else.
+// bare moves a file between storage and a slot of device memory by cuFile, and does nothing else.
 func (b *bench) bare(f staging.File, size int64, move func(s *gds.DirectSlot, fd int, from, to int64) error) error {
 	slot, err := b.Direct.Acquire(size, 4096, 1)
 	if err != nil {
@@ -118,7 +118,7 @@ func (b *bench) bare(f staging.File, size int64, move func(s *gds.DirectSlot, fd
 	return move(slot, int(f.Fd()), 0, size)
 }
 
-// remove removes a directory, by the file system that tells of removed files.
+// remove removes a directory through the file system that reports removed files.
 func remove(f staging.FS, dir string) error {
 	list, err := f.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -134,7 +134,7 @@ func remove(f staging.FS, dir string) error {
 	return errors.Join(err, f.Remove(dir))
 }
 
-// TakesDirectIO says whether the file system of a directory supports O_DIRECT.
+// TakesDirectIO reports whether the file system of a directory supports O_DIRECT.
 func TakesDirectIO(dir string) bool {
 	temp, err := os.MkdirTemp(dir, ".kvhost-bench-")
 	if err != nil {

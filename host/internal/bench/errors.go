@@ -3,12 +3,12 @@ package bench
 import "errors"
 
 var (
-	// ErrConfig refuses a configuration.
+	// ErrConfig means that the configuration is not valid.
 	ErrConfig = errors.New("bench: bad configuration")
-	// errBytes says that other bytes came back than were stored.
+	// errBytes means that loaded bytes differ from the stored ones.
 	errBytes = errors.New("bench: wrong bytes were loaded")
-	// errChunks says that chunks could not be stored or loaded.
+	// errChunks means that chunks could not be stored or loaded.
 	errChunks = errors.New("bench: chunks failed")
-	// errHost says that the host did not start or ended with an error.
+	// errHost means that the host did not start or ended with an error.
 	errHost = errors.New("bench: host failed")
 )

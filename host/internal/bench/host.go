@@ -29,23 +29,22 @@ import (
 // hostProcess is a host in a process of its own, with one root.
 type hostProcess struct {
 	root    config.Root
-	dir     string // of its socket and configuration
+	dir     string // directory of its socket and configuration
 	socket  string
 	process *exec.Cmd
 	stop    context.CancelFunc
-	ended   chan struct{} // closed when its log has ended
+	ended   chan struct{} // closed at the end of its log
 
 	mu    sync.Mutex
-	seen  map[string]bool // messages of its log
-	http  string          // its address of metrics
-	route string          // that it chose for its root
+	seen  map[string]bool // messages in its log
+	http  string          // address of its metrics
+	route string          // route of its root
 	why   string
-	last  []string      // lines of its log
-	more  chan struct{} // has a token when its log has more
+	last  []string      // last lines of its log
+	more  chan struct{} // holds a token when its log has grown
 }
 
-// startHost starts a host of a configuration with one root, and waits until clients can connect and all
-// memory of its root is there.
+// startHost starts a host with one root. It waits until clients can connect and all memory of the root is available.
 func startHost(ctx context.Context, c *config.Config) (_ *hostProcess, err error) {
 	dir, err := config.SocketDir("kvhost-bench-")
 	if err != nil {
@@ -59,7 +58,7 @@ func startHost(ctx context.Context, c *config.Config) (_ *hostProcess, err error
 		}
 	}()
 	c.Socket, c.HTTP.Listen = h.socket, "127.0.0.1:0"
-	c.Store.Memory = 0 // the roots that are named are measured
+	c.Store.Memory = 0 // only the given root is measured
 	c.Log.Level, c.Log.Format = config.LevelInfo, config.FormatJSON
 	var text bytes.Buffer
 	if err := (&config.Loaded{Config: *c}).Print(&text); err != nil {
@@ -73,7 +72,7 @@ func startHost(ctx context.Context, c *config.Config) (_ *hostProcess, err error
 	if err != nil {
 		return nil, err
 	}
-	run, stop := context.WithCancel(context.WithoutCancel(ctx)) // it outlives the sessions, also after an interrupt
+	run, stop := context.WithCancel(context.WithoutCancel(ctx)) // the host must outlive the sessions, even after an interrupt
 	h.stop = stop
 	h.process = exec.CommandContext(run, binary, "serve", "--config", file)
 	h.process.Env = withoutSettings(os.Environ())
@@ -94,7 +93,7 @@ func startHost(ctx context.Context, c *config.Config) (_ *hostProcess, err error
 	return h, h.checkRoute()
 }
 
-// withoutSettings is an environment that leaves every setting to the configuration file.
+// withoutSettings removes the settings from an environment, so that the configuration file determines all of them.
 func withoutSettings(environ []string) []string {
 	settings := map[string]bool{config.EnvFile: true, config.EnvName("policy"): true, config.EnvName("root"): true}
 	for _, k := range config.Keys() {
@@ -135,7 +134,7 @@ func (h *hostProcess) wait(ctx context.Context) error {
 	for {
 		h.mu.Lock()
 		ready := h.seen["ready"] && (!h.root.Kind().TakesMemory() || h.seen["all memory is there"]) &&
-			(!h.seen["GPU in use"] || h.seen["all routes are chosen"]) // until then its pieces are staged, and probes run
+			(!h.seen["GPU in use"] || h.seen["all routes are chosen"]) // until then, pieces are staged and probes run
 		short := h.seen["memory is smaller than configured"]
 		h.mu.Unlock()
 		if ready {
@@ -154,14 +153,14 @@ func (h *hostProcess) wait(ctx context.Context) error {
 	}
 }
 
-// log is the end of the host's log.
+// log returns the end of the host's log.
 func (h *hostProcess) log() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return strings.Join(h.last, "\n")
 }
 
-// checkRoute fails unless the host chose the route that its root is to have.
+// checkRoute returns an error if the host chose another route than the one to be measured.
 func (h *hostProcess) checkRoute() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -171,8 +170,9 @@ func (h *hostProcess) checkRoute() error {
 	return nil
 }
 
-// routeTaken is the route of all bytes, the direct one by cuFile's own statistics. For files and host memory there is none to
-// choose. Pieces that were staged in place of the direct route would spoil the figures.
+// routeTaken returns the route of all bytes. For the direct route it relies on cuFile's own statistics. With files and host
+// memory there is only one route. It returns an error if pieces were staged although the direct route was chosen, because they
+// would spoil the figures.
 func (h *hostProcess) routeTaken(ctx context.Context) (string, error) {
 	if h.root.Kind().TakesMemory() {
 		return "memory", nil
@@ -208,7 +208,7 @@ func (h *hostProcess) routeTaken(ctx context.Context) (string, error) {
 	return route, lines.Err()
 }
 
-// used is how many bytes its root takes.
+// used returns the bytes that the host's root takes.
 func (h *hostProcess) used(ctx context.Context) (int64, error) {
 	st, err := proto.Status(ctx, h.socket)
 	if err != nil {
@@ -217,9 +217,9 @@ func (h *hostProcess) used(ctx context.Context) (int64, error) {
 	return int64(st.Roots[0].Used), nil
 }
 
-// processor is the time that the host has had.
+// processor returns the processor time of the host.
 func (h *hostProcess) processor() time.Duration {
-	const scheduled = 2 // CPUCLOCK_SCHED, of a process by its number
+	const scheduled = 2 // CPUCLOCK_SCHED for a process, given its id
 	var t unix.Timespec
 	if unix.ClockGettime(int32(^h.process.Process.Pid<<3|scheduled), &t) != nil {
 		return 0
@@ -227,18 +227,18 @@ func (h *hostProcess) processor() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// hosts starts those of a measurement, one for each setting of store.compression. They run in processes of their own, because
-// CUDA does not let a process open the IPC handles of its own memory.
+// hosts starts the hosts of a measurement, one for each setting of store.compression. They run in processes of their own,
+// because CUDA does not let a process open the IPC handles of its own memory.
 type hosts struct {
 	host *config.Config
 	root config.Root
-	dir  string // of the roots that are directories
+	dir  string // for roots that are directories
 
 	mu      sync.Mutex
 	running map[string]*hostProcess // by setting
 }
 
-// of is the host with a setting, started if none runs.
+// of returns the host with a setting, and starts it if necessary.
 func (t *hosts) of(ctx context.Context, compression string) (*hostProcess, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -275,7 +275,7 @@ func (t *hosts) open(ctx context.Context, compression string, hello client.Hello
 	return &session{host: h, rank: drive.Rank{Session: c}}, nil
 }
 
-// close ends all of them.
+// close ends all hosts.
 func (t *hosts) close() error {
 	var errs []error
 	for _, h := range t.running {

@@ -5,12 +5,12 @@ import (
 	"sync"
 )
 
-// meeting has all clients begin and end each pass together, so that the rates of all are of the same time.
+// meeting makes all clients begin and end each pass together, so that their rates are measured at the same time.
 type meeting struct {
 	clients int
 	mu      sync.Mutex
 	there   int
-	begun   chan struct{} // closed when all are there
+	begun   chan struct{} // closed when all clients have arrived
 }
 
 func newMeeting(clients int) *meeting { return &meeting{clients: clients, begun: make(chan struct{})} }

@@ -16,12 +16,12 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// poison is what pages of a GPU hold before a load.
+// poison is the value of all bytes in pages of a GPU before a load.
 const poison = 0xa5
 
-// pages are a client's memory: one allocation per plane.
+// pages is the memory of a client, with one allocation for each plane.
 type pages interface {
-	// set fills all of a plane with what its image says, or with poison.
+	// set fills a whole plane with its image, or with poison if image is nil.
 	set(plane int, image []byte) error
 	// get reads a plane into dst.
 	get(plane int, dst []byte) error
@@ -37,8 +37,8 @@ type move struct {
 	plane, block, at int
 }
 
-// image is what a client's planes hold before a store, or, without content, room for it. Bytes are a function of the client,
-// the plane and the offset.
+// image returns the content of a client's planes before a store. Without content it returns only buffers of that size. The
+// bytes follow from the client, the plane and the offset.
 func image(g kv.Geometry, blocks int, content payload.Content) [][]byte {
 	out := make([][]byte, len(g.Planes))
 	_ = planes(g, func(i int) error {
@@ -55,7 +55,7 @@ func image(g kv.Geometry, blocks int, content payload.Content) [][]byte {
 	return out
 }
 
-// planes runs fn for each plane, as many at a time as there are processors.
+// planes calls fn for each plane, as many at a time as there are processors.
 func planes(g kv.Geometry, fn func(plane int) error) error {
 	var work errgroup.Group
 	work.SetLimit(runtime.GOMAXPROCS(0))
@@ -65,7 +65,7 @@ func planes(g kv.Geometry, fn func(plane int) error) error {
 	return work.Wait()
 }
 
-// hostPages are memory that this process shares with the host.
+// hostPages is memory that this process shares with the host.
 type hostPages struct{ *drive.Memory }
 
 func (h hostPages) set(plane int, image []byte) error {
@@ -92,11 +92,11 @@ func (h hostPages) copy(dir gds.Direction, slot []byte, moves []move) error {
 	return nil
 }
 
-// devicePages are memory of a GPU.
+// devicePages is memory of a GPU.
 type devicePages struct {
 	gpu      *gds.GPU
 	geometry kv.Geometry
-	blocks   int // of each plane
+	blocks   int // blocks of each plane
 	planes   []*gds.Buffer
 }
 
@@ -172,7 +172,7 @@ func (d *devicePages) Close() error {
 	return errors.Join(errs...)
 }
 
-// compare holds every page against what was stored from another block. got is room for all of them.
+// compare compares every loaded page with the page of the block from which it was stored. got holds buffers for all planes.
 func compare(p pages, g kv.Geometry, image, got [][]byte, from, to []client.StoreChunk) error {
 	return planes(g, func(plane int) error {
 		got := got[plane]

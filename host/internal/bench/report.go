@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Spread is a median with the first and third quartile.
+// Spread is a median with the first and the third quartile.
 type Spread struct {
 	Low  float64 `json:"low"`
 	Mid  float64 `json:"mid"`
@@ -25,20 +25,20 @@ func (s Spread) String() string { return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Mi
 type Row struct {
 	Pages       string  `json:"pages"`
 	Memory      string  `json:"memory"`
-	Clients     int     `json:"clients"` // at once
-	Files       string  `json:"files"`   // where they are
+	Clients     int     `json:"clients"` // at the same time
+	Files       string  `json:"files"`   // location of the files
 	Route       string  `json:"route"`
 	Compression string  `json:"compression"`
 	Pass        string  `json:"pass"`
-	Copy        float64 `json:"copy"`             // the copy between pages and slots alone
-	Plain       float64 `json:"plain,omitempty"`  // plain threads and files alone; 0: not of a root in memory
-	Ours        float64 `json:"ours"`             // all of it
-	Ratio       Spread  `json:"ratio"`            // ours over the smaller ceiling of its round
-	Stored      float64 `json:"stored,omitempty"` // page bytes over what they take in the root
-	Gain        *Spread `json:"gain,omitempty"`   // ours over that with compression off, in the same round
-	CPU         float64 `json:"cpu"`              // processor seconds per GB, ours
-	PlainCPU    float64 `json:"plain_cpu"`        // of the plain threads
-	First       *Spread `json:"first,omitempty"`  // of a layer-wise load: its first layer's part of the whole time
+	Copy        float64 `json:"copy"`             // plain copy between pages and slots
+	Plain       float64 `json:"plain,omitempty"`  // plain threads and files; 0 for a root in memory
+	Ours        float64 `json:"ours"`             // rate of the host
+	Ratio       Spread  `json:"ratio"`            // Ours divided by the smaller ceiling of its round
+	Stored      float64 `json:"stored,omitempty"` // page bytes divided by the bytes in the root
+	Gain        *Spread `json:"gain,omitempty"`   // Ours divided by the rate with compression off in the same round
+	CPU         float64 `json:"cpu"`              // processor seconds per GB for Ours
+	PlainCPU    float64 `json:"plain_cpu"`        // the same for the plain threads
+	First       *Spread `json:"first,omitempty"`  // for a layer-wise load: time to the first layer as a part of the whole time
 	FirstMS     float64 `json:"first_ms,omitempty"`
 	WholeMS     float64 `json:"whole_ms,omitempty"`
 }

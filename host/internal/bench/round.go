@@ -14,22 +14,22 @@ import (
 	"github.com/kvhost/kvhost/host/internal/drive"
 )
 
-// pass is one thing that is timed.
+// pass is one measured operation.
 type pass struct {
 	ready func() error
-	run   func() (drive.Times, error) // 0: the bench takes the time
+	run   func() (drive.Times, error) // if it returns no time, the bench measures it
 	check func() error
 	rate  *[]float64
 	cpu   *[]float64
 }
 
-// round makes every pass once with each setting, in an order that alternates. All load what the round's store wrote, so the first load finds
-// files that have not been read. The plain threads read their own files as often.
+// round makes every pass once with each setting, in alternating order. Loads read the files that the round's store has written, so the
+// first load finds files that have not been read. The plain threads read their own files as often.
 func (b *bench) round(ctx context.Context, round int, r *results) error {
 	if err := b.forget(ctx); err != nil {
 		return err
 	}
-	if err := b.all.meet(ctx); err != nil { // what is taken of the root counts from here
+	if err := b.all.meet(ctx); err != nil { // from here on, the bytes of the root are counted
 		return err
 	}
 	b.stored = b.chunks(round)
@@ -61,8 +61,8 @@ func (b *bench) round(ctx context.Context, round int, r *results) error {
 	return nil
 }
 
-// ceilings are the copy alone and the plain threads. Of a root in memory there are no plain threads: they would measure
-// another copy.
+// ceilings returns the passes of the ceilings: the plain copy and the plain threads. For a root in memory there are no
+// plain threads, because they would only measure another copy.
 func (b *bench) ceilings(ctx context.Context, dir gds.Direction, plain func() error, c *ceilings) []pass {
 	list := []pass{{run: func() (drive.Times, error) { return drive.Times{}, b.copyAll(ctx, dir) }, rate: &c.copy}}
 	if b.InMemory {
@@ -91,10 +91,10 @@ func (b *bench) storePass(ctx context.Context, s *session, f *figures, round int
 	}
 }
 
-// pageBytes are those of all chunks.
+// pageBytes returns the page bytes of all chunks of a client.
 func (b *bench) pageBytes() int64 { return int64(b.Chunks) * b.Geometry.PageBytes() }
 
-// loadPass loads into other blocks than were stored from.
+// loadPass returns a pass that loads into other blocks than the chunks were stored from.
 func (b *bench) loadPass(ctx context.Context, s *session, byLayer bool, f *figures, round int) pass {
 	back := slices.Clone(b.stored)
 	for i, ids := range b.blocks.Draw(b.Chunks) {
@@ -115,7 +115,7 @@ func (b *bench) loadPass(ctx context.Context, s *session, byLayer bool, f *figur
 	}
 }
 
-// time runs a pass, and keeps its figures unless the round does not count.
+// time runs a pass, and keeps its figures unless the round is not counted.
 func (b *bench) time(ctx context.Context, p *pass, round int) error {
 	if p.ready != nil {
 		if err := p.ready(); err != nil {
@@ -150,7 +150,7 @@ func (b *bench) time(ctx context.Context, p *pass, round int) error {
 	return nil
 }
 
-// processor is the time that this process and the hosts have had.
+// processor returns the processor time of this process and of the hosts.
 func (b *bench) processor() time.Duration {
 	var u unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
@@ -163,7 +163,7 @@ func (b *bench) processor() time.Duration {
 	return all
 }
 
-// chunks are those that a round stores: prompts, from blocks that are dealt anew.
+// chunks returns the chunks of a round, as prompts in newly drawn blocks.
 func (b *bench) chunks(round int) (all []client.StoreChunk) {
 	blocks := b.blocks.Draw(b.Chunks)
 	for first := 0; first < b.Chunks; first += promptChunks {
@@ -177,8 +177,8 @@ func (b *bench) chunks(round int) (all []client.StoreChunk) {
 	return all
 }
 
-// forget removes what the last round wrote, so that this round's takes the same memory: memory that the machine has not
-// used before costs its first user more.
+// forget removes the files of the last round, so that this round's files take the same memory. Memory that was not used
+// before costs its first user more.
 func (b *bench) forget(ctx context.Context) error {
 	if b.stored == nil {
 		return nil

@@ -10,17 +10,18 @@ import (
 	"github.com/kvhost/kvhost/host/internal/drive"
 )
 
-// promptChunks is how many chunks of a prompt are stored and loaded by one job: a prompt of 16,384 tokens.
+// promptChunks is the number of chunks that one job stores or loads: a prompt of 16,384 tokens.
 const promptChunks = 64
 
-// session stores and loads through a session with a setting's host, a job for each prompt, all prompts at once.
+// session stores and loads through the host of a setting. Each prompt has a job of its own, and all prompts run at the same
+// time.
 type session struct {
 	host    *hostProcess
 	rank    drive.Rank
 	request uint32
 }
 
-// prompts are chunks as requests that have not been made before.
+// prompts groups chunks into new requests.
 func (s *session) prompts(chunks []client.StoreChunk) (list []drive.Prompt) {
 	for part := range slices.Chunk(chunks, promptChunks) {
 		s.request++

@@ -9,12 +9,12 @@ import (
 // Shape is a geometry that can be measured.
 type Shape struct {
 	Name, Title string
-	DType       string // of its values, one of package payload's
+	DType       string // type of its values, one of package payload's
 	Geometry    kv.Geometry
-	Heads       drive.Heads // by which pages are stored; none: as they are
+	Heads       drive.Heads // layout by which pages are stored; empty means unchanged
 }
 
-// Shapes are those of models: chunks of 32, 17 and 16 MiB.
+// Shapes are geometries of real models, with chunks of 32, 17 and 16 MiB.
 var Shapes = [...]Shape{
 	{"llama", "Llama-3.1-8B, 32 x 64 KiB pages", payload.BFloat16, kv.Uniform(16, 32, 1, 64<<10), drive.Heads{}},
 	{"mla", "MLA, 61 x 18,432 B pages", payload.BFloat16, kv.Uniform(16, 61, 1, 18432), drive.Heads{}},
@@ -25,5 +25,5 @@ var Shapes = [...]Shape{
 		drive.Heads{Units: 8, Parts: 2, Tokens: 16}},
 }
 
-// MaxFile is more than the file of a chunk of any of them takes.
+// MaxFile is an upper bound for the file of a chunk of these shapes.
 const MaxFile = 40 << 20
