@@ -20,14 +20,14 @@ type Arena struct {
 	file *os.File
 	data []byte
 
-	mu sync.Mutex // guards closing against sending
+	mu sync.Mutex // held while the descriptor is sent or the arena is closed
 }
 
-// NewArena makes a memfd of the given size, allocates its pages, seals its size, and maps it. The host maps it when it is
+// NewArena creates a memfd of the given size, allocates its pages, seals its size, and maps it. The host maps it when it is
 // registered.
 func (s *Session) NewArena(bytes int64) (*Arena, error) { return NewArena(bytes) }
 
-// NewArena makes an arena without a session: an arena outlives sessions and can be registered in any.
+// NewArena creates an arena without a session. An arena may outlive sessions and be registered in any of them.
 func NewArena(bytes int64) (*Arena, error) {
 	if bytes <= 0 || int64(int(bytes)) != bytes {
 		return nil, fmt.Errorf("%w: %d bytes", ErrArena, bytes)
@@ -57,8 +57,8 @@ func NewArena(bytes int64) (*Arena, error) {
 	return &Arena{file: f, data: data}, nil
 }
 
-// OpenArena maps all of a shared memory file that exists already, such as POSIX shared memory, and allocates what is missing of
-// its pages. The arena owns the file. If it is not sealed against shrinking, [Hello].UnsealedMemory must be set.
+// OpenArena maps an existing file of shared memory, such as POSIX shared memory, and allocates its missing pages. The arena
+// owns the file. If the file is not sealed against shrinking, [Hello].UnsealedMemory must be set.
 func OpenArena(f *os.File) (*Arena, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -74,8 +74,8 @@ func OpenArena(f *os.File) (*Arena, error) {
 	return &Arena{file: f, data: data}, nil
 }
 
-// allocate makes the pages that a file lacks. They are this process's memory: a host refuses a file without them, because it
-// would be charged for those that it touches first.
+// allocate allocates the missing pages of a file, so that they are charged to this process. A host refuses a file with missing
+// pages, because it would be charged for the pages that it touches first.
 func allocate(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -89,14 +89,14 @@ func allocate(f *os.File) error {
 		switch err := unix.Fallocate(int(f.Fd()), 0, at, n); {
 		case err == nil:
 			at += n
-		case !errors.Is(err, unix.EINTR): // a signal undoes a part
+		case !errors.Is(err, unix.EINTR): // a signal may undo a part
 			return fmt.Errorf("fallocate %d bytes of %s: %w", st.Size, f.Name(), err)
 		}
 	}
 	return nil
 }
 
-// allocatePart is what one system call allocates.
+// allocatePart is the number of bytes that one system call allocates.
 const allocatePart = 64 << 20
 
 // Bytes returns the memory. It must not be used after Close.
@@ -114,24 +114,23 @@ func (a *Arena) Close() error {
 	return err
 }
 
-// PlaneRegion is the place of one plane's pages in an arena: block b's page is at Offset + b*Stride. Where the engine's blocks have
-// several of the group's pages, page i of block b is at Offset + b*Stride + i*PageStride, and stores and loads name the engine's
-// blocks.
+// PlaneRegion is the place of one plane's pages in an arena. Block b's page is at Offset + b*Stride. If a block of the engine has several
+// pages of the group, page i of block b is at Offset + b*Stride + i*PageStride, and stores and loads name the engine's blocks.
 type PlaneRegion struct {
 	Offset, Stride int64
 	Blocks         uint32
-	Pages          uint32 // of a block, the same for all planes; 0 means 1
-	PageStride     int64  // where a block has several
+	Pages          uint32 // pages of a block, the same for all planes; 0 means 1
+	PageStride     int64  // distance between the pages of a block
 }
 
-// Registration is a group's pages, registered with the host.
+// Registration is the pages of a group that are registered with the host.
 type Registration struct {
 	session *Session
 	group   uint32
 }
 
-// Register registers a group's pages: one region per plane of the group, in the order of its geometry; with several units
-// (kv.Namespace) those of the rank's first unit, then those of the next.
+// Register registers a group's pages, with one region for each plane of the group in the order of its geometry. With several
+// units (see [kv.Namespace]), the regions of the rank's first unit come first, then those of the next.
 func (s *Session) Register(ctx context.Context, group uint32, arena *Arena,
 	planes []PlaneRegion) (*Registration, error) {
 	tag, err := s.pass(ctx, arena)
@@ -163,7 +162,7 @@ func (s *Session) register(ctx context.Context, group uint32, planes []PlaneRegi
 	return &Registration{s, group}, nil
 }
 
-// Unregister returns when the host can no longer touch the pages. It waits for the jobs that use them.
+// Unregister waits for the jobs that use the pages, and returns when the host can no longer touch the pages.
 func (r *Registration) Unregister(ctx context.Context) error {
 	_, err := r.session.ask(ctx,
 		&proto.SessionRequest{Body: &proto.SessionRequest_Unregister{Unregister: &proto.Unregister{Group: r.group}}})
@@ -205,7 +204,7 @@ func (s *Session) passFile(ctx context.Context, f *os.File) (uint64, error) {
 	return tag, err
 }
 
-// readVerdict reads the host's answer to a descriptor: 0, or the length of an error text.
+// readVerdict reads the host's answer to a descriptor: 0 for success, or otherwise the length of an error text.
 func readVerdict(r io.Reader) error {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

@@ -7,16 +7,16 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// DiscardResult says what became of one key of a discard.
+// DiscardResult is the result of a discard for one key.
 type DiscardResult uint8
 
-// The results, with the numbers of the protocol.
+// Results of a discard, with the numbers of the protocol.
 const (
 	Removed     DiscardResult = 1
 	Absent      DiscardResult = 2
 	InUse       DiscardResult = 3 // leased, or being loaded or stored
-	OtherTenant DiscardResult = 4 // another tenant stored it
-	// Unavailable keys are, or may be, in a root that cannot be written to or is still being scanned.
+	OtherTenant DiscardResult = 4 // stored by another tenant
+	// Unavailable means that the entry is, or may be, in a root that cannot be written to or is still being scanned.
 	Unavailable DiscardResult = 5
 )
 
@@ -26,8 +26,8 @@ var discardNames = [...]string{
 
 func (r DiscardResult) String() string { return nameOf(discardNames[:], int(r)) }
 
-// Discard removes entries that are needed no more, with the pieces of every rank, and returns one result for each
-// key. Entries in use and those that another tenant stored stay.
+// Discard removes entries that are no longer needed, with the pieces of every rank. It returns one result for each key.
+// Entries in use, and entries that another tenant stored, stay.
 func (s *Session) Discard(ctx context.Context, group uint32, keys []kv.Key) ([]DiscardResult, error) {
 	m := &proto.Discard{Group: group, Keys: proto.PackKeys(keys, s.hello.Namespace.KeyBytes)}
 	r, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Discard{Discard: m}})

@@ -11,13 +11,13 @@
 //	job, err := s.Load(ctx, hit, chunks, client.LoadOptions{})
 //	result, err := job.Wait(ctx)
 //
-// A request that has to wait can be looked up with [LookupRequest.Prefetch]: on a host with levels its hits come to the
-// nearest one, and [Lookup.Levels] says where they were.
+// If a request has to wait, its lookup can set [LookupRequest.Prefetch]. A host with levels then copies the hits to the
+// nearest level. [Lookup.Levels] returns where they were found.
 //
-// A load can be layer-wise ([LoadOptions]). Jobs can be ordered with the client's compute by timeline semaphores in
-// shared memory ([Timeline]), which are advanced even when a job fails or the host dies.
+// A load can be layer-wise ([LoadOptions]). Jobs can be ordered with the client's computation by timeline semaphores in
+// shared memory ([Timeline]). The semaphores advance even if a job fails or the host dies.
 //
-// When the host goes away, every outstanding call and job ends with [ErrHostGone]; reconnecting is up to the caller.
-// A context ends the waiting only: the job keeps running, and the host may touch its blocks, until Wait returns
-// without a context error or Cancel returns.
+// When the host goes away, every outstanding call and job ends with [ErrHostGone], and the caller may connect again. A
+// context ends only the waiting. The job keeps running, and the host may touch its blocks, until Wait returns without a
+// context error or Cancel returns.
 package client

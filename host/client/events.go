@@ -9,24 +9,24 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Position is where a reader of events is. The zero value starts with a snapshot.
+// Position is the position of a reader in the stream of events. The zero value starts with a snapshot.
 type Position struct{ Epoch, Seq uint64 }
 
-// Event says that a chunk became resident, or that it went.
+// Event reports that a chunk became resident or was removed.
 type Event struct {
 	Evicted   bool
 	Namespace kv.Digest
 	Group     uint32
 	Key       kv.Key
-	Parent    kv.Key // of a chunk that was stored, kv.Root where the host does not know it
+	Parent    kv.Key // parent of a stored chunk; kv.Root if the host does not know it
 }
 
 // EventBatch is some events, to be applied in order.
 type EventBatch struct {
 	Events []Event
-	// Snapshot batches list what is resident. When the first of them comes, everything known before is to be forgotten.
+	// Snapshot batches list the resident chunks. The reader must forget everything it knew when the first of them arrives.
 	Snapshot, SnapshotEnd bool
-	// After is where to resume after this batch; the zero value within a snapshot.
+	// After is the position to resume from after this batch. It is the zero value within a snapshot.
 	After Position
 }
 
@@ -36,8 +36,9 @@ type Events struct {
 	stream  grpc.ServerStreamingClient[proto.EventsResponse]
 }
 
-// Events streams what becomes resident in the host and what goes, of the session's namespace or of all, until the context
-// ends. It resumes after a position if the host still holds what follows it; else it starts with a snapshot.
+// Events streams the chunks that become resident and those that are removed, of the session's namespace or of all namespaces.
+// The stream ends with the context. It resumes after a position if the host still holds the following events. Otherwise it
+// starts with a snapshot.
 func (s *Session) Events(ctx context.Context, from Position, all bool) (*Events, error) {
 	q := &proto.EventsRequest{Epoch: from.Epoch, After: from.Seq}
 	if !all {

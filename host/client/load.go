@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// NotWanted stands for a block that a load leaves out.
+// NotWanted stands for a block that a load skips.
 const NotWanted uint32 = 1<<32 - 1
 
 // LoadChunk is a chunk to load: the index of its key in the lookup, and a block id for each block of the chunk, or
@@ -20,19 +20,20 @@ type LoadChunk struct {
 
 // LoadOptions are the options of a load.
 type LoadOptions struct {
-	// Layers makes the load layer-wise: the first layer of all chunks is read before the second of any. It is called
-	// for each layer, in order, when the layer's pages are delivered and verified in every chunk that is not in
-	// failed (indices into the load's chunks, which will be among the result's failures). It runs on the session's
-	// receiving goroutine: it must be fast and must not call the session. A load with a timeline of several layers is
-	// layer-wise without it: then the semaphores alone say which layers have landed, and the host sends no message.
+	// Layers makes the load layer-wise: the first layer of all chunks is read before the second layer of any. The
+	// function is called for each layer in order, when the layer's pages are delivered and verified in all chunks
+	// except those in failed. failed holds indices into the load's chunks, which will be among the result's failures.
+	// The function runs on the session's receiving goroutine, so it must be fast and must not call the session. A load
+	// with a timeline of several layers is layer-wise without this function. Only its semaphores then report the
+	// layers, and the host sends no message for each.
 	Layers func(layer uint32, failed []int)
-	// Timeline orders the load by semaphores. Optional.
+	// Timeline orders the load by semaphores. It is optional.
 	Timeline *Timeline
 }
 
 // BlockError is a block that was not delivered.
 type BlockError struct {
-	Block uint32 // its id
+	Block uint32 // id of the block
 	Chunk int    // index into the load's chunks
 	Err   error
 }

@@ -10,24 +10,25 @@ import (
 
 // LookupRequest asks for keys of a group.
 type LookupRequest struct {
-	Request uint32 // the engine's number; 0: none
+	Request uint32 // the engine's number of the request; 0 means none
 	Group   uint32
 	Keys    []kv.Key
-	First   uint32 // keys before it are not needed
-	Readers uint64 // bit i: the engine's i-th local rank will load under the lease; 0: this session's rank
-	// Prefetch says that the load will come later: hits of farther levels are copied to the nearest one, as long as
-	// the lease lasts. It has no effect on a host with one level (Host.Levels).
+	First   uint32 // index of the first needed key
+	Readers uint64 // local ranks of the engine that will load under the lease, as bits; 0 means this session's rank
+	// Prefetch means that the load will come later. Hits in farther levels are copied to the nearest level while the
+	// lease lasts. It has no effect on a host with one level (Host.Levels).
 	Prefetch bool
-	// Pin says that no load follows: the lease keeps what is found, in at most half of a root (Host.PinBytes).
+	// Pin means that no load follows. The lease only keeps the found entries resident, in at most half of a root
+	// (Host.PinBytes).
 	Pin bool
 }
 
-// LevelHits are the hits of which a level has the nearest copy.
+// LevelHits describes the hits with their nearest copy in one level.
 type LevelHits struct {
 	Level    int // 0 is the nearest
 	Chunks   int
-	Bytes    int64         // that one reader's load of them delivers
-	LoadTime time.Duration // of the readers' loads of them alone, as Lookup.LoadTime
+	Bytes    int64         // bytes that one reader's load of these hits delivers
+	LoadTime time.Duration // estimated time of the readers' loads of these hits alone: see Lookup.LoadTime
 }
 
 // Lookup is the answer to a lookup: its hits, and the lease that pins them.
@@ -41,13 +42,13 @@ type Lookup struct {
 
 	// Bytes is the size of the pages that one reader's load of all hits delivers.
 	Bytes int64
-	// LoadTime is the host's estimate of how long the readers' loads of all hits take if they start now, at its measured
-	// bandwidth and with its queue. 0: it has measured nothing yet.
+	// LoadTime is the host's estimate of the time in which all readers have loaded all hits if they start now. It is based on
+	// the measured bandwidth and the present queue. 0 means that nothing has been measured yet.
 	LoadTime time.Duration
 	levels   []*proto.LevelHits
 }
 
-// Lookup asks what can be loaded. If the context ends first, a granted lease is left to expire.
+// Lookup asks which keys can be loaded. If the context ends first, a granted lease expires later.
 func (s *Session) Lookup(ctx context.Context, q LookupRequest) (*Lookup, error) {
 	m := &proto.Lookup{
 		Request: q.Request, Group: q.Group, First: q.First, Readers: q.Readers, Prefetch: q.Prefetch, Pin: q.Pin,
@@ -63,13 +64,13 @@ func (s *Session) Lookup(ctx context.Context, q LookupRequest) (*Lookup, error) 
 		levels: a.GetLevels()}, nil
 }
 
-// Leased names the lease of a lookup that another session of the same engine made, for Load. It has no hits of its
-// own.
+// Leased refers to the lease of a lookup that another session of the same engine made. It can be passed to Load. It has
+// no hits of its own.
 func (s *Session) Leased(group uint32, lease uint64) *Lookup {
 	return &Lookup{session: s, group: group, lease: lease}
 }
 
-// Hits is the number of keys that may be loaded; in a prefix group they are the run from First.
+// Hits returns the number of keys that may be loaded. In a prefix group these are consecutive keys from First.
 func (l *Lookup) Hits() int { return l.hits }
 
 // Has reports whether key i of the request may be loaded.
@@ -80,7 +81,7 @@ func (l *Lookup) Has(i int) bool {
 	return i >= 0 && i/8 < len(l.bits) && l.bits[i/8]>>(i%8)&1 == 1
 }
 
-// Levels are where the hits were found, nearest first.
+// Levels returns the levels of the hits, nearest first.
 func (l *Lookup) Levels() []LevelHits {
 	list := make([]LevelHits, len(l.levels))
 	for i, in := range l.levels {
@@ -89,7 +90,7 @@ func (l *Lookup) Levels() []LevelHits {
 	return list
 }
 
-// Lease is the lease's number, 0 without hits.
+// Lease returns the number of the lease. It is 0 without hits.
 func (l *Lookup) Lease() uint64 { return l.lease }
 
 // Release ends the lease. It has no effect on a lease that is over.

@@ -10,8 +10,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// Semaphores are timeline semaphores: 64-bit counters in this process' memory that the host reads and writes too.
-// They order jobs without a message in between. See [Timeline].
+// Semaphores are timeline semaphores: 64-bit counters in this process's memory that the host also reads and writes.
+// They order jobs without a message. See [Timeline].
 type Semaphores struct {
 	values []uint64 // nil in memory of a GPU
 }
@@ -33,9 +33,9 @@ func (s *Session) ShareSemaphores(ctx context.Context, a *Arena, offset int64, c
 	return &Semaphores{values: unsafe.Slice((*uint64)(unsafe.Pointer(&a.data[offset])), count)}, nil
 }
 
-// ShareDeviceSemaphores shares semaphores in memory of the session's GPU: the result of cuIpcGetMemHandle, and an offset in
-// its allocation. Timelines name them, but this package cannot reach them: the caller must write the semaphores of a refused job,
-// and after the host's death (see Session.Ended) those of all jobs.
+// ShareDeviceSemaphores shares semaphores in memory of the session's GPU. The arguments are the result of cuIpcGetMemHandle and an offset
+// in its allocation. Timelines can name these semaphores, but this package cannot access them. The caller must write the semaphores of a
+// refused job, and those of all jobs after the host's death (see Session.Ended).
 func (s *Session) ShareDeviceSemaphores(ctx context.Context, handle []byte, offset int64, count int) (*Semaphores, error) {
 	m := &proto.Semaphores{Handle: &proto.Semaphores_CudaIpc{CudaIpc: handle}, Offset: uint64(offset), Count: uint32(count)}
 	if _, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Semaphores{Semaphores: m}}); err != nil {
@@ -50,8 +50,8 @@ func (w *Semaphores) Load(i int) uint64 { return atomic.LoadUint64(&w.values[i])
 // Store writes a semaphore in an arena.
 func (w *Semaphores) Store(i int, v uint64) { atomic.StoreUint64(&w.values[i], v) }
 
-// Wait returns when a semaphore in an arena has reached a value. A job's semaphores do, even when the job fails or the host
-// dies.
+// Wait returns when a semaphore in an arena has reached a value. A job's semaphores reach their values even if the job fails or
+// the host dies.
 func (w *Semaphores) Wait(ctx context.Context, i int, v uint64) error {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -69,23 +69,23 @@ func (w *Semaphores) Wait(ctx context.Context, i int, v uint64) error {
 // Values of a status semaphore.
 const (
 	StatusOpen   = 0 // set by the client
-	StatusDone   = 1 // all blocks were read or delivered
+	StatusDone   = 1 // some blocks were not: see the job's result
 	StatusFailed = 2 // some were not: see the job's result
 )
 
-// Timeline orders a job by the session's semaphores, which it names by index. Two jobs in flight have different done
-// and status semaphores. The client resets the status semaphores before the job starts.
+// Timeline orders a job by the session's semaphores, which are given by index. Two jobs in flight must have different
+// done and status semaphores. The client must reset the status semaphores before the job starts.
 type Timeline struct {
 	Semaphores *Semaphores
 	Wait       int
-	WaitValue  uint64 // no copy starts before semaphore Wait reaches it; 0: at once
+	WaitValue  uint64 // no copy starts before semaphore Wait has this value; 0 means at once
 	Done       int
-	// Semaphore Done reaches DoneValue when no copy of the job can touch its blocks any more, however it ended. A
-	// layer-wise load of n layers sets DoneValue - n + i when layer i has landed. When the host dies, this package
-	// writes DoneValue.
+	// Semaphore Done reaches DoneValue when no copy of the job can touch its blocks any more, regardless of the result.
+	// A layer-wise load of n layers sets it to DoneValue - n + i when layer i has arrived. If the host dies, this
+	// package writes DoneValue.
 	DoneValue uint64
-	Status    int // -1: none. A layer-wise load has one per layer, from here on
-	Layers    int // of a layer-wise load, else 0
+	Status    int // -1 means none; a layer-wise load has one for each layer, starting here
+	Layers    int // layers of a layer-wise load; 0 for other jobs
 }
 
 func (t *Timeline) message() *proto.Timeline {
@@ -104,7 +104,7 @@ func (t *Timeline) message() *proto.Timeline {
 	return m
 }
 
-// check refuses semaphores that do not exist, before anything waits for them.
+// check refuses semaphores that do not exist, because a wait for them would never end.
 func (t *Timeline) check() error {
 	switch {
 	case t == nil:
@@ -122,7 +122,7 @@ func (t *Timeline) check() error {
 	return nil
 }
 
-// abandon writes the values that the host no longer will, so that waiters wake up and see that the job failed.
+// abandon writes the values that the host can no longer write, so that waiters wake up and see that the job failed.
 func (t *Timeline) abandon() {
 	if t == nil || t.Semaphores.values == nil || t.Semaphores.Load(t.Done) >= t.DoneValue {
 		return

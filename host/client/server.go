@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dial connects to a socket of the host, unless another user has it.
+// dial connects to a socket of the host. It refuses a socket of a user that may not be the host.
 func (h *Hello) dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	nc, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err != nil {
@@ -21,14 +21,14 @@ func (h *Hello) dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	}
 	c := nc.(*net.UnixConn)
 	if err := h.trusts(c, path); err != nil {
-		_ = c.Close() // nothing was sent
+		_ = c.Close() // an error has no consequence: nothing was sent
 		return nil, err
 	}
 	return c, nil
 }
 
-// trusts asks the kernel which user has called listen. Root may be the host, this process's user, who is named, and who has a directory of its own
-// where root alone makes any.
+// trusts checks the user that listens on the socket, as reported by the kernel. The host may run as root, as this process's user, as a user
+// in HostUsers, or as a user to whom root has given the socket's directory.
 func (h *Hello) trusts(c *net.UnixConn, path string) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -45,7 +45,7 @@ func (h *Hello) trusts(c *net.UnixConn, path string) error {
 		cred.Uid, os.Geteuid())
 }
 
-// given says whether root has given a user the directory, which no other user writes to.
+// given reports whether root has given a directory to a user and no other user can write to it.
 func given(dir string, uid uint32) bool {
 	at, err := filepath.Abs(dir)
 	if err == nil {

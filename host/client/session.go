@@ -20,36 +20,37 @@ import (
 
 // Hello identifies a session.
 type Hello struct {
-	Socket     string // its path
-	Engine     string // names all sessions of one engine, one for each of its ranks
-	Role       string // for logs
-	Rank       uint32 // of all ranks that the namespace's parallel sizes make
+	Socket     string // path of the host's socket
+	Engine     string // common name of all sessions of an engine, which has one for each of its ranks
+	Role       string // role, for logs
+	Rank       uint32 // rank among all ranks that follow from the namespace's parallel sizes
 	LocalRanks uint32 // ranks on this machine; 0 means 1
 	Namespace  kv.Namespace
-	Tenant     uint32 // the tenant that is charged for what the session stores
-	DeviceUUID string // the GPU with the engine's pages; empty for host memory
-	// UnsealedMemory allows arenas of [OpenArena] that are not sealed against shrinking, at the client's own risk.
+	Tenant     uint32 // tenant to which the session's chunks are charged
+	DeviceUUID string // GPU with the engine's pages; empty means host memory
+	// UnsealedMemory allows arenas of [OpenArena] that are not sealed against shrinking. The client bears the risk.
 	UnsealedMemory bool
-	// HostUsers may be the host, besides root, this process's user, and the owner of a directory of its own that root has made for the socket.
+	// HostUsers are users that may be the host, in addition to root, this process's user, and a user to whom root has given the
+	// socket's directory.
 	HostUsers []uint32
 }
 
-// Host is the host's answer to Hello.
+// Host is the host's answer to HELLO.
 type Host struct {
 	Version  string
 	LeaseTTL time.Duration
 	Limits   Limits
-	Session  uint64 // the session's number in the host's log
-	Levels   int    // levels of roots
-	PinBytes int64  // that leases of LookupRequest.Pin may keep, of all engines
+	Session  uint64 // number of the session in the host's log
+	Levels   int    // number of levels of roots
+	PinBytes int64  // bytes that leases with LookupRequest.Pin may keep, over all engines
 }
 
-// Limits are what the host takes of one session; 0: it does not say.
+// Limits are the host's limits for one session. 0 means that the host does not report the limit.
 type Limits struct {
 	KeysPerLookup, ChunksPerJob int
 	MessageBytes                int
 	Jobs, Leases                int // at a time
-	Requests                    int // between their first message and EndRequest
+	Requests                    int // requests that have begun and not ended
 	ArenaBytes                  int64
 }
 
@@ -67,22 +68,22 @@ type Session struct {
 	nonce       []byte
 	descriptors string // path of the descriptor socket
 
-	send   sync.Mutex // ids are sent in ascending order
+	send   sync.Mutex // held while a message is sent, so that ids are sent in ascending order
 	lastID uint64
 
 	mu    sync.Mutex
-	calls map[uint64]call // nil when the session has ended
-	cause error           // why it has ended
+	calls map[uint64]call // by message id; nil after the session has ended
+	cause error           // why the session has ended
 	tag   uint64
 
-	withdrawn atomic.Pointer[uint64] // nil: no store can be withdrawn
+	withdrawn atomic.Pointer[uint64] // nil if stores cannot be withdrawn
 }
 
-// call receives every message under its id, on the receiver's goroutine.
+// call receives the messages with its id. Its methods are called on the receiver's goroutine.
 type call interface {
 	// answer reports whether the call is complete.
 	answer(*proto.SessionResponse) bool
-	// lost is called instead of the answers that will not come.
+	// lost is called instead of answer if no further answer will come.
 	lost(error)
 }
 
@@ -90,10 +91,10 @@ const (
 	maxMessage   = 64 << 20
 	streamWindow = 1 << 20
 	connWindow   = 4 << 20
-	ioBuffer     = 128 << 10 // holds a lookup of several thousand keys
+	ioBuffer     = 128 << 10 // large enough for a lookup of several thousand keys
 )
 
-// Dial opens a session. The context bounds dialling only.
+// Dial opens a session. The context only limits the time for this.
 func Dial(ctx context.Context, h Hello) (*Session, error) {
 	if h.LocalRanks == 0 {
 		h.LocalRanks = 1
@@ -101,9 +102,9 @@ func Dial(ctx context.Context, h Hello) (*Session, error) {
 	if err := h.Namespace.Validate(); err != nil {
 		return nil, err
 	}
-	var foreign atomic.Pointer[error] // gRPC passes on the text alone
+	var foreign atomic.Pointer[error] // gRPC passes on only the text of an error
 	conn, err := grpc.NewClient("passthrough:///kvhost",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // a Unix socket of mode 0600
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the Unix socket has mode 0600
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			c, err := h.dial(ctx, h.Socket)
 			if errors.Is(err, ErrForeign) {
@@ -134,7 +135,7 @@ func Dial(ctx context.Context, h Hello) (*Session, error) {
 		s.Close()
 		return nil, s.dialError(ctx, err)
 	}
-	if !stop() { // the context ended just now, and the stream with it
+	if !stop() { // the context has just ended, and the stream with it
 		s.Close()
 		return nil, ctx.Err()
 	}
@@ -155,7 +156,7 @@ func (s *Session) dialError(ctx context.Context, err error) error {
 	return s.gone(err)
 }
 
-// gone is the error of a stream that has ended.
+// gone returns the error for a stream that has ended.
 func (s *Session) gone(err error) error {
 	if err = proto.Plain(s.hello.Socket, err); errors.Is(err, proto.ErrVersion) {
 		return fmt.Errorf("%w: %w", ErrVersion, err)
@@ -197,18 +198,18 @@ func (s *Session) greet(ctx context.Context) error {
 // Host returns the host's answer to Hello.
 func (s *Session) Host() Host { return s.host }
 
-// closeTimeout is how long a closing session waits for the host to end it, before it breaks the stream.
+// closeTimeout is the time that the host has to end a session that is being closed. After it, the stream is broken.
 const closeTimeout = 5 * time.Second
 
-// Close ends the session: the host cancels its jobs and unmaps its memory. Outstanding calls end with ErrClosed.
-// Arenas stay mapped here until they are closed.
+// Close ends the session. The host cancels its jobs and unmaps its memory, and outstanding calls end with ErrClosed.
+// Arenas stay mapped in this process until they are closed.
 func (s *Session) Close() error {
 	s.mu.Lock()
 	if s.cause == nil {
 		s.cause = ErrClosed
 	}
 	s.mu.Unlock()
-	if s.send.TryLock() { // else a message hangs in the stream
+	if s.send.TryLock() { // otherwise a message hangs in the stream
 		_ = s.stream.CloseSend() // never fails
 		s.send.Unlock()
 		select {
@@ -221,18 +222,18 @@ func (s *Session) Close() error {
 	return s.conn.Close()
 }
 
-// Ended is closed when the session has ended; Err returns the reason.
+// Ended returns a channel that is closed when the session has ended. Err then returns the reason.
 func (s *Session) Ended() <-chan struct{} { return s.ended }
 
-// Err returns why the session has ended, or nil.
+// Err returns the reason for the end of the session, or nil.
 func (s *Session) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.cause
 }
 
-// over ends every call. The first cause is kept. Only the receiver calls it, so that a call gets either its answer
-// or its loss.
+// over ends every call. The first cause is kept. Only the receiver calls it, so that each call gets either its answer
+// or the loss.
 func (s *Session) over(cause error) {
 	s.mu.Lock()
 	if s.cause == nil {
@@ -274,13 +275,13 @@ func (s *Session) drop(id uint64) {
 	s.mu.Unlock()
 }
 
-// start sends a message and enters its call under its id.
+// start enters a call and sends its message.
 func (s *Session) start(m *proto.SessionRequest, c call) (uint64, error) {
 	s.send.Lock()
 	defer s.send.Unlock()
 	s.lastID++
 	m.Id = s.lastID
-	if n, limit := protobuf.Size(m), s.maxMessage(); n > limit { // the stream would not survive it
+	if n, limit := protobuf.Size(m), s.maxMessage(); n > limit { // a larger message would end the stream
 		return 0, fmt.Errorf("%w: a message of %d bytes, at most %d", ErrLimit, n, limit)
 	}
 	s.mu.Lock()
@@ -293,13 +294,13 @@ func (s *Session) start(m *proto.SessionRequest, c call) (uint64, error) {
 	s.mu.Unlock()
 	if err := s.stream.Send(m); err != nil {
 		s.drop(m.Id)
-		<-s.ended // sending fails only after the stream has ended; the receiver knows the reason
+		<-s.ended // sending fails only after the stream has ended, and the receiver knows the reason
 		return 0, s.Err()
 	}
 	return m.Id, nil
 }
 
-// maxMessage is the largest message that the host reads. It is unknown before HELLO is answered.
+// maxMessage returns the size of the largest message that the host accepts. It is unknown before HELLO is answered.
 func (s *Session) maxMessage() int {
 	if n := s.host.Limits.MessageBytes; n > 0 {
 		return min(n, maxMessage)
@@ -317,7 +318,7 @@ type reply struct {
 
 func (o one) answer(m *proto.SessionResponse) bool {
 	if l := m.GetLookup(); l.GetPending() {
-		return false // the final answer follows
+		return false // this is not the final answer
 	}
 	if e := m.GetError(); e != nil {
 		o <- reply{err: refusal(e)}
@@ -329,7 +330,7 @@ func (o one) answer(m *proto.SessionResponse) bool {
 
 func (o one) lost(err error) { o <- reply{err: err} }
 
-// ask sends a message and waits for its one answer.
+// ask sends a message and waits for its only answer.
 func (s *Session) ask(ctx context.Context, m *proto.SessionRequest) (*proto.SessionResponse, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

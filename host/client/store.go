@@ -10,22 +10,22 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// StoreChunk is a chunk to store. The zero Parent marks a prefix's first chunk.
+// StoreChunk is a chunk to store. A zero Parent means that it is the first chunk of a prefix.
 type StoreChunk struct {
 	Parent, Key kv.Key
 	Depth       uint32
 	Blocks      []uint32 // must not change until the job has read them
 }
 
-// Result is what happened to one chunk of a store.
+// Result is the result of one chunk of a store.
 type Result uint8
 
-// The results, with the numbers of the protocol.
+// Results, with the numbers of the protocol.
 const (
 	Stored   Result = 1 // published
-	Resident Result = 2 // stored already, or being written by another session
-	Refused  Result = 3 // by the admission policy
-	Shed     Result = 4 // no space
+	Resident Result = 2 // exists already, or is being written by another session
+	Refused  Result = 3 // refused by the admit policy
+	Shed     Result = 4 // no space was left
 	Failed   Result = 5 // see Err
 )
 
@@ -33,7 +33,7 @@ var resultNames = [...]string{Stored: "stored", Resident: "resident", Refused: "
 
 func (r Result) String() string { return nameOf(resultNames[:], int(r)) }
 
-// nameOf is a result's name, or its number where this client knows none.
+// nameOf returns the name of a result, or its number if this client does not know it.
 func nameOf(names []string, result int) string {
 	if result < len(names) && names[result] != "" {
 		return names[result]
@@ -41,16 +41,16 @@ func nameOf(names []string, result int) string {
 	return "result " + strconv.Itoa(result)
 }
 
-// ChunkResult is one chunk's result.
+// ChunkResult is the result of one chunk.
 type ChunkResult struct {
 	Result Result
-	Err    error // of a failed one
+	Err    error // error of a failed chunk
 }
 
 // StoreResult is the result of a store.
 type StoreResult struct {
 	Chunks    []ChunkResult // in the order of the store
-	Bytes     int64         // of pages stored
+	Bytes     int64         // page bytes of stored chunks
 	Cancelled bool
 }
 
@@ -60,12 +60,12 @@ type StoreJob struct {
 	id        uint64
 	chunks    int
 	order     *Timeline
-	read      chan struct{} // closed when the blocks are free, or the job has failed
+	read      chan struct{} // closed when the blocks are free or the job has failed
 	published chan struct{}
 	isRead    bool
 	result    StoreResult
 	err       error
-	withdrawn *uint64 // the session's word, nil if it had none
+	withdrawn *uint64 // the session's word of withdrawals; nil if it had none
 }
 
 // StoreOption is an option of a store.
@@ -76,7 +76,7 @@ type storeOptions struct{ order *Timeline }
 // WithTimeline orders a store by semaphores.
 func WithTimeline(t *Timeline) StoreOption { return func(o *storeOptions) { o.order = t } }
 
-// Store starts to store chunks. All are reserved, in order, before any of them is read.
+// Store starts to store chunks. It reserves all of them in order before it reads any.
 func (s *Session) Store(ctx context.Context, request, group uint32, chunks []StoreChunk,
 	options ...StoreOption) (*StoreJob, error) {
 	var o storeOptions
@@ -154,7 +154,7 @@ func storeResult(m *proto.StorePublished) StoreResult {
 	return r
 }
 
-// Read returns when the blocks may be reused. Its error says that the whole job failed; Published reports failed
+// Read returns when the blocks may be reused. An error means that the whole job failed. Published reports single failed
 // chunks.
 func (j *StoreJob) Read(ctx context.Context) error {
 	select {

@@ -4,8 +4,8 @@ import "context"
 
 type traceparentKey struct{}
 
-// WithTraceparent names the span that asks, as a W3C traceparent: spans that the host makes of what a session does with this
-// context become its children. With OpenTelemetry's SDK it is what propagation.TraceContext injects.
+// WithTraceparent sets the parent of the host's spans for calls with this context, as a W3C traceparent. With OpenTelemetry's
+// SDK, it is the value that propagation.TraceContext injects.
 func WithTraceparent(ctx context.Context, traceparent string) context.Context {
 	return context.WithValue(ctx, traceparentKey{}, traceparent)
 }

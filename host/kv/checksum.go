@@ -6,13 +6,13 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Algorithm of an extent's checksum. One is defined: it is fast on a CPU and a GPU kernel computes it too.
+// Algorithm is the algorithm of an extent's checksum. The only one is fast on a processor, and GPU kernels can compute it too.
 type Algorithm uint8
 
 // XXH3 is xxh3-64 with seed 0 over the extent's bytes.
 const XXH3 Algorithm = 1
 
-// Sum is the checksum of one extent.
+// Sum returns the checksum of one extent.
 func Sum(extent []byte) uint64 { return xxh3.Hash(extent) }
 
 // SumExtents writes the checksums of extents [lo, hi) of p to table[lo:hi]. data holds the payload from offset base on.

@@ -1,8 +1,8 @@
-// Package kv holds the nouns of kvhost: keys, namespaces, groups, geometry, layout plans and checksums.
+// Package kv holds the basic types of kvhost: keys, namespaces, groups, geometry, layout plans and checksums.
 //
 // A piece's payload is a pure function of page bytes and a [Plan]. A [Namespace] identifies bytes that may replace one
-// another; a [Geometry] gives the number and size of the pages of a chunk; a Plan gives their order in the file; an
-// [ExtentTable] holds the checksum of each run of them.
+// another. A [Geometry] gives the number and size of the pages of a chunk. A Plan gives their order in the file. An
+// [Extent] is a run of payload bytes with a checksum.
 //
-// The package does no I/O. Its values are comparable, immutable once made, or append-only.
+// The package does no I/O. Its values are comparable, immutable or append-only.
 package kv

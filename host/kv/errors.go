@@ -2,7 +2,7 @@ package kv
 
 import "errors"
 
-// Errors of this package; wrapped with what was found.
+// Errors of this package. They are wrapped with the values that caused them.
 var (
 	ErrKey       = errors.New("chunk: bad key")
 	ErrNamespace = errors.New("chunk: bad namespace")

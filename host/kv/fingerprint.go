@@ -5,17 +5,19 @@ import (
 	"math/bits"
 )
 
-// Fingerprint is the 64-bit name that policies see: xxh3-64 of namespace digest, group and key. It is 0 only for Root.
+// Fingerprint returns the 64-bit name of a chunk for policies: xxh3-64 of namespace digest, group and key. It is 0 only for
+// Root.
 func Fingerprint(ns Digest, group uint32, k Key) uint64 {
 	p := PrinterOf(ns, group)
 	return p.Print(&k)
 }
 
-// Printer makes the fingerprints of one group's keys: what they have in common is worked out once. What is hashed always
-// has the same length, so of XXH3's cases one is left, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
-// ("medium inputs", 17 to 128 bytes). The bytes are never put together in memory, which costs more than to hash them.
+// Printer computes the fingerprints of a group's keys. It computes the common part once. The hashed bytes always have the same
+// length, so only one case of XXH3 is implemented ("medium inputs", 17 to 128 bytes):
+// https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md. The bytes are not copied together in memory, because that
+// would take longer than hashing them.
 type Printer struct {
-	common uint64 // of the digest, and of the length
+	common uint64 // the part that follows from the digest and the length
 	group  uint64
 }
 
@@ -35,13 +37,13 @@ const (
 	mixer    = 0x165667919e3779f9
 )
 
-// PrinterOf is for a group of a namespace.
+// PrinterOf returns the printer for a group of a namespace.
 func PrinterOf(ns Digest, group uint32) Printer {
 	le, length := binary.LittleEndian, uint64(printed)
 	return Printer{length*prime + fold(le.Uint64(ns[:])^secret00, le.Uint64(ns[8:])^secret08), uint64(group)}
 }
 
-// Print is a key's fingerprint.
+// Print returns the fingerprint of a key.
 func (p *Printer) Print(k *Key) uint64 {
 	le := binary.LittleEndian
 	a, b, c, d := le.Uint64(k[:]), le.Uint64(k[8:]), le.Uint64(k[16:]), le.Uint64(k[24:])
@@ -58,7 +60,7 @@ func (p *Printer) Print(k *Key) uint64 {
 	return max(h, 1)
 }
 
-// fold is the two halves of a product, mixed.
+// fold returns the two halves of a product, combined by XOR.
 func fold(a, b uint64) uint64 {
 	hi, lo := bits.Mul64(a, b)
 	return hi ^ lo

@@ -6,27 +6,27 @@ import (
 	"strings"
 )
 
-// Plane is one stream of pages of a group: a layer's K, its V, or both where the engine keeps them in one page.
+// Plane is one stream of pages of a group: the K of a layer, its V, or both if the engine keeps them in one page.
 type Plane struct {
 	Layer     uint32
-	Part      uint32 // 0 for K or a fused page, 1 for V, more for auxiliary caches
+	Part      uint32 // 0 for K or a fused page, 1 for V, higher numbers for auxiliary caches
 	PageBytes uint32
 }
 
-// Geometry is the shape of one rank's chunk: Blocks blocks, each with one page in every plane.
+// Geometry is the shape of one rank's chunk: a number of blocks, each with one page in every plane.
 type Geometry struct {
 	Blocks uint32
 	Planes []Plane
 }
 
-// Bounds of a geometry. A chunk larger than MaxPayload is refused: files stay in the range that I/O likes.
+// Limits of a geometry. A chunk larger than MaxPayload is refused, so that files have a size that suits I/O.
 const (
 	MaxBlocks  = 4096
 	MaxPlanes  = 4096
 	MaxPayload = 1 << 30
 )
 
-// Validate says what is wrong with it, if anything.
+// Validate returns an error if the geometry is not valid.
 func (g *Geometry) Validate() error {
 	if g.Blocks == 0 || g.Blocks > MaxBlocks {
 		return fmt.Errorf("%w: %d blocks per chunk, want 1 to %d", ErrGeometry, g.Blocks, MaxBlocks)
@@ -58,10 +58,10 @@ func (g *Geometry) payload() uint64 {
 	return n * uint64(g.Blocks)
 }
 
-// PageBytes is the sum of all page bytes of one rank's chunk, without gaps.
+// PageBytes returns the sum of all page bytes of one rank's chunk, without gaps.
 func (g *Geometry) PageBytes() int64 { return int64(g.payload()) }
 
-// Uniform is a geometry with parts pages of pageBytes in each of layers layers.
+// Uniform returns a geometry with the given number of layers, each with the given number of parts, and pages of pageBytes.
 func Uniform(blocks, layers, parts, pageBytes uint32) Geometry {
 	g := Geometry{Blocks: blocks}
 	for l := range layers {
@@ -72,7 +72,7 @@ func Uniform(blocks, layers, parts, pageBytes uint32) Geometry {
 	return g
 }
 
-// text is "blocks=16 planes=0.0:65536,0.1:65536,...", runs of equal page sizes spelled out.
+// text returns the canonical form "blocks=16 planes=0.0:65536,0.1:65536,...", which lists every plane.
 func (g *Geometry) text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "blocks=%d planes=", g.Blocks)
@@ -85,7 +85,7 @@ func (g *Geometry) text() string {
 	return b.String()
 }
 
-// parse is the inverse of text, for text that is canonical.
+// parse is the inverse of text for canonical text.
 func (g *Geometry) parse(text string) error {
 	if len(text) > maxGeometryText {
 		return fmt.Errorf("%w: %d bytes of text", ErrGeometry, len(text))
@@ -110,5 +110,5 @@ func (g *Geometry) parse(text string) error {
 	return nil
 }
 
-// maxGeometryText bounds the text of most planes, of numbers with most digits.
+// maxGeometryText is the maximum length of the text of a geometry: the most planes, and numbers with the most digits.
 const maxGeometryText = 64 + MaxPlanes*3*11

@@ -5,17 +5,17 @@ import (
 	"fmt"
 )
 
-// KeyBytes is the room for a key. Engines' hashes are 16 to 32 bytes; shorter ones are padded with zeros.
+// KeyBytes is the size of a key in memory. Engines' hashes have 16 to 32 bytes, and shorter ones are padded with zeros.
 const KeyBytes = 32
 
-// Key names a chunk within a namespace and group: the hash of the whole token prefix up to the chunk's end. Because the
-// hash is chained, a key has exactly one parent.
+// Key names a chunk within a namespace and a group: the hash of the whole token prefix up to the chunk's end. The hash
+// is chained, so a key has exactly one parent.
 type Key [KeyBytes]byte
 
 // Root is the parent of a prefix's first chunk.
 var Root Key
 
-// ParseKey takes an engine's hash of 8 to 32 bytes. The all-zero key is refused: it means "no parent".
+// ParseKey converts an engine's hash of 8 to 32 bytes. It refuses the all-zero key, which means "no parent".
 func ParseKey(b []byte) (Key, error) {
 	var k Key
 	if len(b) < 8 || len(b) > KeyBytes {
@@ -28,5 +28,5 @@ func ParseKey(b []byte) (Key, error) {
 	return k, nil
 }
 
-// String is the key in hexadecimal, all 32 bytes.
+// String returns all 32 bytes of the key in hexadecimal.
 func (k Key) String() string { return hex.EncodeToString(k[:]) }

@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// Digest is the first 16 bytes of a SHA-256: of a namespace's text, or of a plan.
+// Digest is the first 16 bytes of a SHA-256, of a namespace's text or of a plan.
 type Digest [16]byte
 
-// String is the digest in hexadecimal.
+// String returns the digest in hexadecimal.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
 // ParseDigest is the inverse of String.
@@ -36,12 +36,12 @@ func digest(text []byte) Digest {
 	return Digest(sum[:16])
 }
 
-// Lookup is how a group's keys are asked for.
+// Lookup is the way in which a group's keys are looked up.
 type Lookup uint8
 
 const (
 	ByPrefix     Lookup = iota // a hit is a contiguous run from the first key
-	ByMembership               // each key is asked for by itself
+	ByMembership               // each key is looked up by itself
 )
 
 func (l Lookup) String() string {
@@ -51,36 +51,36 @@ func (l Lookup) String() string {
 	return "prefix"
 }
 
-// Group is one KV-cache group of the engine: the pages that one chunk of it is made of.
+// Group is one KV-cache group of the engine. Its geometry gives the pages of a chunk.
 type Group struct {
 	ID       uint32
 	Lookup   Lookup
 	Geometry Geometry
 }
 
-// Namespace is all that must agree, besides tokens and rank, for one engine's bytes to be another's: two namespaces
-// that differ in any field but PageDType never share a file. Fields beyond those named here go into Extra. With Units the
-// tensor-parallel size is the engine's alone: engines of other sizes share files.
+// Namespace holds all properties, besides tokens and rank, on which the bytes of an engine depend. Two namespaces that differ
+// in any field but PageDType never share a file. Further properties are in Extra. With Units, TensorParallel only describes the
+// engine, and engines of other sizes share files.
 type Namespace struct {
 	Model           string
 	Revision        string
-	DType           string // of the KV cache, with its scale scheme
+	DType           string // type of the KV cache, with its scaling
 	Engine          string
 	HashAlgorithm   string
-	HashSeed        string // what makes chains comparable, e.g. NONE_HASH
+	HashSeed        string // seed of the hash chain, for example NONE_HASH
 	KeyBytes        int    // length of the engine's hashes, 8 to 32
 	TokensPerBlock  int
 	TensorParallel  int
 	PipelineStages  int
 	ContextParallel int
-	Replicated      bool // every rank holds the same bytes (MLA): one piece serves all
-	Units           int  // pieces of a stage's chunk, each a run of KV heads, whatever the tensor-parallel size; 0: one for each rank
+	Replicated      bool // all ranks hold the same bytes (MLA), so one piece serves all
+	Units           int  // number of pieces of a stage's chunk, each a run of KV heads, for any tensor-parallel size; 0 means one piece for each rank
 	Groups          []Group
 	Extra           map[string]string
-	PageDType       string // what the pages hold, if DType does not say it: a hint to compression
+	PageDType       string // type of the values in pages if DType does not say it; only a hint for compression
 }
 
-// Ranks is how many pieces a chunk has: ranks that hold different bytes of it, or units.
+// Ranks returns the number of pieces of a chunk: ranks with different bytes, or units.
 func (n *Namespace) Ranks() int {
 	switch {
 	case n.Units > 0:
@@ -91,8 +91,8 @@ func (n *Namespace) Ranks() int {
 	return max(1, n.TensorParallel) * max(1, n.PipelineStages) * max(1, n.ContextParallel)
 }
 
-// Pieces are those of an engine's rank: so many from the first on. With Units a rank has a run of them, or, where there are more
-// ranks than units, one that other ranks have too.
+// Pieces returns the pieces of an engine's rank, as the first one and their number. With Units, a rank has several consecutive
+// units or one unit. If there are more ranks than units, several ranks have the same unit.
 func (n *Namespace) Pieces(rank uint32) (first, count uint32) {
 	perStage := uint32(max(1, n.TensorParallel) * max(1, n.ContextParallel))
 	stage, in, units := rank/perStage, rank%perStage, uint32(n.Units)
@@ -105,8 +105,8 @@ func (n *Namespace) Pieces(rank uint32) (first, count uint32) {
 	return rank, 1
 }
 
-// Element is the size in bytes of the numbers in its pages, as far as it matters to a codec: 2 for floats of 16 bits, else
-// 1. Engines give the cache's type, or, where that is "auto", the model's behind it ("auto/bfloat16").
+// Element returns the size of the numbers in the pages in bytes, as relevant to a codec: 2 for floats of 16 bits, and 1
+// otherwise. Engines give the type of the cache. If it is "auto", the model's type follows ("auto/bfloat16").
 func (n *Namespace) Element() int {
 	kind, model, _ := strings.Cut(strings.ToLower(cmp.Or(n.PageDType, n.DType)), "/")
 	if kind == "auto" {
@@ -119,10 +119,10 @@ func (n *Namespace) Element() int {
 	return 1
 }
 
-// MaxRanks bounds Ranks: piece presence is one word.
+// MaxRanks is the maximum of Ranks, because the present pieces are bits of one word.
 const MaxRanks = 64
 
-// Validate says what is wrong with it, if anything.
+// Validate returns an error if the namespace is not valid.
 func (n *Namespace) Validate() error {
 	switch {
 	case n.Model == "":
@@ -179,7 +179,7 @@ func (n *Namespace) validateText() error {
 	return nil
 }
 
-// Group finds a group by id.
+// Group returns a group by its id.
 func (n *Namespace) Group(id uint32) (*Group, bool) {
 	for i := range n.Groups {
 		if n.Groups[i].ID == id {
@@ -189,7 +189,7 @@ func (n *Namespace) Group(id uint32) (*Group, bool) {
 	return nil, false
 }
 
-// Text is the canonical form: sorted lines "key=value\n". Its digest is the namespace's identity on disk.
+// Text returns the canonical form: sorted lines "key=value\n". Its digest identifies the namespace on disk.
 func (n *Namespace) Text() string {
 	lines := []string{
 		"model=" + n.Model,
@@ -218,7 +218,8 @@ func (n *Namespace) Text() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// ParseNamespace is the inverse of Text. PageDType is no part of it, nor is TensorParallel with Units.
+// ParseNamespace is the inverse of Text. The text does not contain PageDType, and with Units it does not contain
+// TensorParallel.
 func ParseNamespace(text string) (*Namespace, error) {
 	n := &Namespace{}
 	for key, value := range fields(text) {
@@ -298,13 +299,13 @@ func (n *Namespace) addGroup(id, value string) error {
 	return nil
 }
 
-// Digest identifies the namespace.
+// Digest returns the digest of the namespace's text, which identifies the namespace.
 func (n *Namespace) Digest() Digest { return TextDigest([]byte(n.Text())) }
 
-// TextDigest is the digest of the namespace with this text.
+// TextDigest returns the digest of the namespace with this text.
 func TextDigest(text []byte) Digest { return digest(text) }
 
-// Diff names the first field in which two namespaces disagree, with both values; empty when they agree.
+// Diff describes the first field in which two namespaces differ, with both values. It is empty if they agree.
 func (n *Namespace) Diff(o *Namespace) string {
 	a, b := maps.Collect(fields(n.Text())), maps.Collect(fields(o.Text()))
 	keys := make([]string, 0, len(a)+len(b))
@@ -325,7 +326,7 @@ func (n *Namespace) Diff(o *Namespace) string {
 	return ""
 }
 
-// fields are the keys and the values of a text, in its order.
+// fields iterates over the keys and values of a text in order.
 func fields(text string) iter.Seq2[string, string] {
 	return func(yield func(key, value string) bool) {
 		for line := range strings.Lines(text) {

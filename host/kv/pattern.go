@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// Pattern says which namespaces something is for. It is "GLOB", which is compared with the model, or "FIELD=GLOB", with any
-// line of the namespace's text: "meta-llama/*", "dtype=fp8*". In a glob, * stands for any bytes, also none and also
-// slashes, and ? for one.
+// Pattern matches namespaces. It is "GLOB", which is compared with the model, or "FIELD=GLOB", which is compared with a line of
+// the namespace's text: "meta-llama/*", "dtype=fp8*". In a glob, * matches any bytes, including none and slashes, and ? matches
+// one byte.
 type Pattern struct{ field, glob string }
 
-// ParsePattern reads a pattern.
+// ParsePattern parses a pattern.
 func ParsePattern(text string) (Pattern, error) {
 	field, glob, given := strings.Cut(text, "=")
 	if !given {
@@ -22,7 +22,7 @@ func ParsePattern(text string) (Pattern, error) {
 	return Pattern{field, glob}, nil
 }
 
-// ParsePatterns reads patterns.
+// ParsePatterns parses a list of patterns.
 func ParsePatterns(texts []string) (list []Pattern, err error) {
 	for _, text := range texts {
 		p, err := ParsePattern(text)
@@ -34,13 +34,13 @@ func ParsePatterns(texts []string) (list []Pattern, err error) {
 	return list, nil
 }
 
-// Matches says whether a namespace of this text is meant.
+// Matches reports whether the pattern matches a namespace, given its text.
 func (p Pattern) Matches(text string) bool {
 	v, ok := field(text, p.field)
 	return ok && glob(p.glob, v)
 }
 
-// Field is the value of a line of a namespace's text, and empty if there is none.
+// Field returns the value of a line of a namespace's text. It is empty if there is no such line.
 func Field(text, name string) string {
 	v, _ := field(text, name)
 	return v
@@ -55,7 +55,7 @@ func field(text, name string) (value string, ok bool) {
 	return "", false
 }
 
-// glob compares in one pass: after a mismatch, only the last star can take one byte more.
+// glob compares in one pass: after a mismatch, it lets the last star match one more byte.
 func glob(pattern, text string) bool {
 	p, t, star, from := 0, 0, -1, 0
 	for t < len(text) {

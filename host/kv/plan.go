@@ -7,65 +7,65 @@ import (
 	"sort"
 )
 
-// ExtentBytes is the most bytes that one checksum covers. Extents restart at every segment, so that a segment can be
-// verified, and a layer signalled, as it lands.
+// ExtentBytes is the maximum number of bytes under one checksum. Every segment begins a new extent, so that a segment
+// can be verified, and a layer reported, as it arrives.
 const ExtentBytes = 64 << 10
 
 // Extent is a run of payload bytes under one checksum.
 type Extent struct {
-	Off     int64 // within the payload
+	Off     int64 // offset in the payload
 	Len     int32
 	Segment int32
 }
 
-// Span is a part of one page, or of several that are joined, that lies contiguously in the payload.
+// Span is a contiguous part of the payload that belongs to one page, or to several pages that are joined.
 type Span struct {
-	Off     int64  // within the payload
+	Off     int64  // offset in the payload
 	Plane   uint32 // index into Geometry.Planes
-	Block   uint32 // within the chunk: the first of those that are joined
-	PageOff uint32 // from its page on
+	Block   uint32 // block in the chunk; the first one if several are joined
+	PageOff uint32 // offset in its page
 	Len     uint32
 }
 
 // Segment is a run of a payload: the byte range [PageOff, PageOff+PageLen) of the pages of Blocks consecutive blocks of one
-// plane, one after the other, preceded by Gap zero bytes.
+// plane, one after the other. Gap zero bytes precede it.
 type Segment struct {
 	Plane   uint32 // index into Geometry.Planes
-	Block   uint32 // first block within the chunk
+	Block   uint32 // first block in the chunk
 	Blocks  uint32
 	PageOff uint32
 	PageLen uint32
 	Gap     uint32
 }
 
-const segmentSize = 24 // in an encoded plan
+const segmentSize = 24 // bytes of a segment in an encoded plan
 
-// AnySegment is a [Segment] or a record with its fields, as the policy ABI has one.
+// AnySegment is a [Segment], or a type with the same fields as in the policy ABI.
 type AnySegment interface {
 	~struct{ Plane, Block, Blocks, PageOff, PageLen, Gap uint32 }
 }
 
-// Plan orders a chunk's page bytes in a payload. It is immutable; its digest names it on disk, so that a file written
-// under one layout policy stays readable under the next.
+// Plan is the order of a chunk's page bytes in a payload. It is immutable. Its digest names it on disk, so that a file
+// that was written under one layout policy stays readable under the next.
 type Plan struct {
 	geometry Geometry
 	segments []Segment
-	offsets  []int64 // of each segment's first byte, after its gap
+	offsets  []int64 // offset of each segment's first byte, after its gap
 	extents  []Extent
-	firstExt []int32 // of each segment
+	firstExt []int32 // first extent of each segment
 	payload  int64
 	digest   Digest
 	encoded  []byte
 }
 
-// MaxSegments bounds a plan.
+// MaxSegments is the maximum number of segments of a plan.
 const MaxSegments = 1 << 16
 
-// MinGaps is how many gap bytes any plan may have. A plan of pages with more bytes may have as many gap bytes as those:
-// gaps never more than double a piece of 64 KiB or more.
+// MinGaps is the number of gap bytes that any plan may have. A plan with more page bytes than that may have as many gap
+// bytes as page bytes, so gaps never more than double a piece of 64 KiB or more.
 const MinGaps = 64 << 10
 
-// NewPlan checks that the segments cover each byte of each page exactly once and works out the offsets.
+// NewPlan returns a plan with the given segments. It checks that they cover each byte of each page exactly once.
 func NewPlan[S AnySegment](g Geometry, records []S) (*Plan, error) {
 	if err := g.Validate(); err != nil {
 		return nil, err
@@ -124,8 +124,9 @@ func (g *Geometry) holds(s Segment) error {
 	return nil
 }
 
-// partitioned checks that segments (each already within bounds) cover every page byte exactly once: rectangles in the
-// (block, byte) grid of their plane that do not overlap and have areas that sum to the plane's.
+// partitioned checks that segments, each within bounds, cover every page byte exactly once. A segment is a rectangle in
+// the grid of blocks and bytes of its plane. The rectangles must not overlap, and their areas must add up to the area
+// of the plane.
 func (g *Geometry) partitioned(segments []Segment) error {
 	byPlane := make([][]Segment, len(g.Planes))
 	for _, s := range segments {
@@ -146,7 +147,7 @@ func (g *Geometry) partitioned(segments []Segment) error {
 	return nil
 }
 
-// disjoint walks the blocks and checks, for each, that the byte ranges covering it do not overlap.
+// disjoint checks for each block that the byte ranges in it do not overlap.
 func disjoint(list []Segment, blocks uint32) error {
 	starts := slices.Clone(list)
 	sort.Slice(starts, func(i, j int) bool { return starts[i].Block < starts[j].Block })
@@ -173,22 +174,22 @@ func disjoint(list []Segment, blocks uint32) error {
 	return nil
 }
 
-// Geometry is the shape that the plan orders.
+// Geometry returns the geometry of the chunk.
 func (p *Plan) Geometry() Geometry { return p.geometry }
 
-// Digest names the plan.
+// Digest returns the digest that names the plan.
 func (p *Plan) Digest() Digest { return p.digest }
 
-// PayloadBytes is the payload's length, gaps included.
+// PayloadBytes returns the length of the payload including gaps.
 func (p *Plan) PayloadBytes() int64 { return p.payload }
 
-// Segments are the plan's segments in payload order. The slice is the plan's.
+// Segments returns the segments in payload order. The caller must not change the slice.
 func (p *Plan) Segments() []Segment { return p.segments }
 
-// Extents are the checksummed runs in payload order. The slice is the plan's.
+// Extents returns the extents in payload order. The caller must not change the slice.
 func (p *Plan) Extents() []Extent { return p.extents }
 
-// SegmentExtents is the range [lo, hi) of segment i's extents.
+// SegmentExtents returns the range [lo, hi) of the extents of segment i.
 func (p *Plan) SegmentExtents(i int) (lo, hi int) { return int(p.firstExt[i]), int(p.firstExt[i+1]) }
 
 // Cursor walks the spans of a range of extents in payload order without allocating:
@@ -202,16 +203,17 @@ type Cursor struct {
 	join int64
 	ext  int
 	hi   int
-	rel  int64 // within the segment
-	left int64 // of the extent
+	rel  int64 // offset in the segment
+	left int64 // remaining bytes of the extent
 }
 
-// Spans is a cursor over extents [lo, hi). Where whole pages follow each other, so many blocks from each multiple of join on are one span.
+// Spans returns a cursor over the extents [lo, hi). Consecutive whole pages are joined to one span, at most join blocks,
+// beginning at multiples of join.
 func (p *Plan) Spans(lo, hi int, join uint32) Cursor {
 	return Cursor{plan: p, join: int64(join), ext: lo - 1, hi: hi}
 }
 
-// Next moves to the next span, and says whether there is one.
+// Next moves to the next span. It returns false if there is none.
 func (c *Cursor) Next() bool {
 	p := c.plan
 	if c.left == 0 {
@@ -228,7 +230,7 @@ func (c *Cursor) Next() bool {
 	if s.PageLen != p.geometry.Planes[s.Plane].PageBytes {
 		join = 1
 	}
-	at := int64(s.Block)*page + c.rel // as if the plane's pages had this part alone
+	at := int64(s.Block)*page + c.rel // as if the pages of the plane consisted of this part alone
 	first := at / (page * join) * join
 	in := at - first*page
 	n := min(c.left, page*join-in)
@@ -238,10 +240,10 @@ func (c *Cursor) Next() bool {
 	return true
 }
 
-// Extent is the index of the extent that the current span belongs to.
+// Extent returns the index of the extent to which the current span belongs.
 func (c *Cursor) Extent() int { return c.ext }
 
-// planMagic starts an encoded plan.
+// planMagic begins an encoded plan.
 const planMagic = "kvplan01"
 
 func (p *Plan) encode() []byte {
@@ -264,10 +266,10 @@ func (p *Plan) encode() []byte {
 	return b
 }
 
-// Encoded is the plan's form on disk. The slice is the plan's.
+// Encoded returns the form of the plan on disk. The caller must not change the slice.
 func (p *Plan) Encoded() []byte { return p.encoded }
 
-// DecodePlan reads what Encoded gave, checking all of it.
+// DecodePlan decodes a plan and checks all of it.
 func DecodePlan(b []byte) (*Plan, error) {
 	d := decoder{b: b}
 	if string(d.take(len(planMagic))) != planMagic {
@@ -312,7 +314,7 @@ func (d *decoder) u32() uint32 {
 	return 0
 }
 
-// count reads a length that must not exceed limit; a wrong one reads as 0 and marks the input short.
+// count reads a length, which must not exceed limit. For a wrong length it returns 0 and marks the input as too short.
 func (d *decoder) count(limit int) int {
 	n := int(d.u32())
 	if n > limit || n > len(d.b) {
