@@ -180,7 +180,7 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []b
 	return rows, nil
 }
 
-// open opens the GPUs with the pages; none: host memory.
+// open opens the GPUs for the pages. Without GPUs the pages are in host memory.
 func (o *benchOptions) open(cfg *config.Config) ([]*gds.GPU, error) {
 	switch o.memory {
 	case "host":
@@ -192,7 +192,7 @@ func (o *benchOptions) open(cfg *config.Config) ([]*gds.GPU, error) {
 	cfg = cfg.Clone()
 	for _, setting := range o.compression {
 		if setting != config.CompressionOff {
-			cfg.Store.Compression = setting // so that the GPU has its codec
+			cfg.Store.Compression = setting // so that the GPU gets a codec
 		}
 	}
 	gpus, err := devices.OpenFirst(cfg, slices.Max(o.clients))
@@ -212,7 +212,7 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, clients
 		Root: root,
 	}
 	base.Root.Shared, base.Root.Route = false, config.RouteStaged
-	base.Root.Capacity = int64(clients)*2*bench.MemoryBytes(o.chunks, &shape.Geometry) + 1<<30 // also for probes, and for what is removed late
+	base.Root.Capacity = int64(clients)*2*bench.MemoryBytes(o.chunks, &shape.Geometry) + 1<<30 // with room for probes, and for files that are removed late
 	memory := "host memory"
 	if len(gpus) > 0 {
 		base.Copiers, memory, base.GPUs = e.ThreadsPerGPU, gpus[0].Name, gpus[:clients]

@@ -80,7 +80,7 @@ func check(ctx context.Context, out io.Writer, loaded *config.Loaded, asJSON boo
 	return errors.Join(err, report.Problems())
 }
 
-// deviceBytes is the GPU memory of the copy threads' windows, their codec, and the direct route's slots.
+// deviceBytes returns the GPU memory for the copy threads' windows, their codec, and the slots of the direct route.
 func deviceBytes(cfg *config.Config) int64 {
 	if cfg.GDS.CUDA == config.CUDAOff {
 		return 0

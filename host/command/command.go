@@ -1,5 +1,5 @@
-// Package command is the command line of kvhost: flags and subcommands only. The work is done in package host and in the
-// packages below it.
+// Package command is the command line of kvhost. It has flags and subcommands only, and the work is done in package host and
+// the packages below it.
 package command
 
 import (
@@ -14,10 +14,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/plain"
 )
 
-// version is what the linker has set.
+// version is set by the linker.
 var version = "dev"
 
-// Main runs the command line of a binary of a version. It prints the error, if any, and returns the exit code.
+// Main runs the command line of a binary of a given release. It prints the error, if any, and returns the exit code.
 func Main(ctx context.Context, release string, args []string) int {
 	version = release
 	return run(ctx, args)
@@ -32,7 +32,7 @@ func run(ctx context.Context, args []string) int {
 	}
 	if cmd, _, _ := root.Find(args); cmd == root && len(args) == 2 && !strings.HasPrefix(args[0], "-") &&
 		slices.Contains([]string{"-h", "--help"}, args[1]) {
-		args = args[:1] // no command has that name, which the help would not say
+		args = args[:1] // no command has that name, and the help would not say so
 	}
 	root.SetArgs(args)
 	root.SetOut(stdout)
@@ -47,7 +47,7 @@ func run(ctx context.Context, args []string) int {
 	return code
 }
 
-// untilSignal is a context that ends when the user or the service manager asks the process to.
+// untilSignal returns a context that is done when the user or the service manager asks the process to end.
 func untilSignal(ctx context.Context) (context.Context, context.CancelFunc) {
 	return signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 }

@@ -12,13 +12,14 @@ import (
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
-// valued are the flags whose values can be completed, besides the choices of settings. Others complete to files.
+// valued holds the flags with values that can be completed, in addition to the choices of settings. Values of other flags
+// complete to file names.
 var valued = map[string]cobra.CompletionFunc{
 	"policy": modules, "level-policy": modules, "admit": modules, "config": files("toml"),
 	"root": directories, "store": directories, "policy-dir": directories, "policy-cache": directories,
 }
 
-// addCompletion says of the commands below one how to complete their flags and arguments.
+// addCompletion sets how the flags and arguments of a command and of its subcommands are completed.
 func addCompletion(cmd *cobra.Command) {
 	switch path := cmd.CommandPath(); path {
 	case "kvhost fsck":
@@ -30,7 +31,7 @@ func addCompletion(cmd *cobra.Command) {
 	}
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		if complete := valued[f.Name]; complete != nil {
-			_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // of a flag of two commands once
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // fails for a flag that two commands share, which is registered already
 		}
 	})
 	for _, c := range cmd.Commands() {
@@ -38,12 +39,12 @@ func addCompletion(cmd *cobra.Command) {
 	}
 }
 
-// modules are the embedded policies, and files of the directory that is being typed.
+// modules completes to the embedded policies, and to files in the directory that is being typed.
 func modules(_ *cobra.Command, _ []string, begun string) (list []string, _ cobra.ShellCompDirective) {
 	for _, name := range dist.Names() {
 		list = append(list, name+".wasm")
 	}
-	here, _ := filepath.Glob(begun + "*.wasm") // of a pattern that is none there is no file
+	here, _ := filepath.Glob(begun + "*.wasm") // an invalid pattern matches no file
 	if list = append(list, here...); strings.Contains(begun, "/") {
 		return []string{"wasm"}, cobra.ShellCompDirectiveFilterFileExt
 	}
@@ -60,7 +61,8 @@ func files(ending string) cobra.CompletionFunc {
 	}
 }
 
-// livePolicies are the policies of the running host; for promote its shadows. The second argument of swap is a module.
+// livePolicies completes to the policies of the running host, and for promote to its shadows. The second argument of swap is a
+// module.
 func livePolicies(cmd *cobra.Command, args []string, begun string) (list []string, _ cobra.ShellCompDirective) {
 	if len(args) == 1 && cmd.Name() == "swap" {
 		return modules(cmd, args, begun)
@@ -77,5 +79,5 @@ func livePolicies(cmd *cobra.Command, args []string, begun string) (list []strin
 			list = append(list, p.Name+"\t"+proto.Word(p.Role)+", "+p.Module)
 		}
 	}
-	return slices.Compact(list), cobra.ShellCompDirectiveNoFileComp // several roots have one
+	return slices.Compact(list), cobra.ShellCompDirectiveNoFileComp // several roots may have the same policy
 }

@@ -16,12 +16,12 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policyset"
 )
 
-// embed starts a host in this process behind a real socket, in a temporary directory, and returns its socket and a
-// function that stops it. The host has the configuration's policies, engine and limits, but its own socket and no HTTP,
-// and one root of its own unless the configuration's are asked for.
+// embed starts a host in this process behind a real socket in a temporary directory. It returns the socket and a
+// function that stops the host. The host has the policies, engine and limits of the configuration, but its own socket
+// and no HTTP. It has one root of its own unless the flags ask for the configuration's roots.
 func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket string, stop func() error, err error) {
 	log, _ := newLog(&base.Log)
-	if !r.logGiven() { // the table is what the user waits for
+	if !r.logGiven() { // the user waits for the table, not for the log
 		quiet := base.Log
 		quiet.Level = config.LevelWarn
 		log, _ = newLog(&quiet)
@@ -67,13 +67,13 @@ func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket st
 	if err != nil {
 		return "", nil, err
 	}
-	// The host outlives the sessions, also after an interrupt.
+	// The host must outlive the sessions, even after an interrupt.
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
 	go func() { ended <- h.Run(run) }()
 	select {
 	case <-h.Ready():
-		<-h.Routed() // it is measured next
+		<-h.Routed() // the routes must be chosen before the measurement
 	case err := <-ended:
 		cancel()
 		return "", nil, fmt.Errorf("embedded host: %w", err)
@@ -84,12 +84,12 @@ func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket st
 	}, nil
 }
 
-// logGiven says whether a flag asks for the host's log.
+// logGiven reports whether a flag asks for the host's log.
 func (r *replayFlags) logGiven() bool {
 	return slices.ContainsFunc(r.given, func(s config.Setting) bool { return s.Key == "log.level" })
 }
 
-// entryBytes is the size of a chunk on disk under the host's layout policy.
+// entryBytes returns the size of a chunk on disk under the host's layout policy.
 func (r *replayFlags) entryBytes(ctx context.Context, c *config.Config, log *slog.Logger) (int64, error) {
 	cache, err := policyset.OpenCache(c.PolicyCache, log)
 	if err != nil {

@@ -18,8 +18,9 @@ import (
 	"github.com/kvhost/kvhost/host/internal/trace"
 )
 
-// Exit codes. They are part of the command's contract; --help-all lists them. 1 and 2 are left to Go's runtime, which
-// ends a process that crashed with 2: a service manager must not take a crash for wrong usage, which no restart mends.
+// Exit codes. They are part of the command's contract and are listed by --help-all. 1 and 2 are left to Go's runtime,
+// which ends a crashed process with 2. A service manager must be able to distinguish a crash from wrong usage, which no
+// restart corrects.
 const (
 	exitOK       = 0
 	exitRootBusy = 3
@@ -48,7 +49,7 @@ const exitHelp = `Exit codes:
  11  failure: the reason is on standard error
  12  wrong usage or configuration`
 
-// errUsage marks wrong flags and arguments.
+// errUsage marks errors in flags and arguments.
 var errUsage = errors.New("usage")
 
 // usageError is an error in flags or arguments.
@@ -78,7 +79,7 @@ func exitCode(err error) int {
 		return exitRootBusy
 	case is(socket.ErrInUse, observe.ErrHTTP, peers.ErrListen):
 		return exitAddress
-	case is(sandbox.ErrCompiler): // killed for want of memory, say: a restart may help
+	case is(sandbox.ErrCompiler): // the compiler may have been killed for lack of memory, and a restart may help
 		return exitFailure
 	case is(policyset.ErrPolicy, policyset.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant,
 		policy.ErrDigest, policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):

@@ -19,7 +19,7 @@ import (
 )
 
 type fsckFlags struct {
-	settings  settings // where buckets are
+	settings  settings // configuration of buckets
 	options   fsck.Options
 	readLimit string
 	asJSON    bool
@@ -128,7 +128,7 @@ func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error
 	return fsck.Check(ctx, root, o)
 }
 
-// bucket is the file system of a root in a bucket.
+// bucket returns the file system of a root in a bucket.
 func (f *fsckFlags) bucket(root string) (*s3fs.FS, error) {
 	loaded, err := f.settings.load()
 	if err != nil {

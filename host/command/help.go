@@ -15,7 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 )
 
-// everyday are the settings that a command's help shows as flags. --help-all shows all.
+// everyday lists the settings that a command's help shows as flags. --help-all shows all settings.
 var everyday = []string{"socket", "http.listen", "log.level"}
 
 const (
@@ -35,7 +35,7 @@ var groups = []struct{ id, title string }{
 	{groupOther, "Other:"},
 }
 
-// group adds commands to a root under a heading.
+// group adds commands to a root command under a heading.
 func group(root *cobra.Command, id string, commands ...*cobra.Command) {
 	for _, c := range commands {
 		c.GroupID = id
@@ -43,7 +43,7 @@ func group(root *cobra.Command, id string, commands ...*cobra.Command) {
 	root.AddCommand(commands...)
 }
 
-// helpAll is the flag --help-all: it ends the parsing of flags as --help does.
+// helpAll is the value of the flag --help-all. It ends the parsing of flags as --help does.
 type helpAll struct{ wanted *bool }
 
 func (h helpAll) String() string   { return "" }
@@ -60,7 +60,7 @@ type helper struct {
 	width int
 }
 
-// goneFlags are flags that earlier commands had, and what decides in their place.
+// goneFlags maps flags that earlier commands had to a text that says what decides now.
 var goneFlags = map[string]string{
 	"sim --hosts":         "; it is gone: it promised more hits than hosts have that lend to each other (docs/peers.md has what they had)",
 	"sim --deal":          "; it is gone with --hosts",
@@ -70,7 +70,7 @@ var goneFlags = map[string]string{
 	"replay --memory":     "; it is gone: a session has 128MiB for pages, and replays longer requests in parts",
 }
 
-// addHelp gives the command and those below it their help, with --help-all where a command takes settings.
+// addHelp sets the help of a command and its subcommands. Commands with settings get the flag --help-all.
 func addHelp(root *cobra.Command) {
 	h := &helper{width: 100}
 	if w, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && w > 40 {
@@ -118,7 +118,7 @@ func (h *helper) help(w io.Writer, cmd *cobra.Command) {
 	h.usage(w, cmd)
 }
 
-// reflow wraps the paragraphs of a text. Lists, which have indented lines, stay as they are.
+// reflow wraps the paragraphs of a text. Lists, which have indented lines, stay unchanged.
 func reflow(text string, width int) string {
 	paragraphs := strings.Split(text, "\n\n")
 	for i, p := range paragraphs {
@@ -180,7 +180,7 @@ func (h *helper) commands(w io.Writer, cmd *cobra.Command) {
 	}
 }
 
-// flags prints the command's own flags, and the settings by section when all are wanted.
+// flags prints the command's own flags. If all is wanted, it also prints the settings by section.
 func (h *helper) flags(w io.Writer, cmd *cobra.Command) {
 	set := func() *pflag.FlagSet {
 		f := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -218,7 +218,7 @@ func (h *helper) flags(w io.Writer, cmd *cobra.Command) {
 	}
 }
 
-// firstSentence is what the short help says of a setting.
+// firstSentence returns the text of the short help for a setting.
 func firstSentence(k *config.Key) string {
 	first, _, _ := strings.Cut(k.Help, ". ")
 	return strings.TrimSuffix(first, ".")

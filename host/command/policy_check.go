@@ -17,7 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policyset"
 )
 
-// errFindings is the error of a check with findings.
+// errFindings means that a check has findings.
 var errFindings = errors.New("policy: the check has findings")
 
 func newPolicyCheck() *cobra.Command {
@@ -54,7 +54,7 @@ Each finding is a line: the file, what, where, and what to do. The exit code is 
 	return cmd
 }
 
-// withModules runs a command on modules, with their settings and the cache of compiled modules, until a signal.
+// withModules runs a command on modules until a signal, with their settings and the cache of compiled modules.
 func withModules(cmd *cobra.Command, settings []string, o *plugintest.Options,
 	do func(context.Context) error) (err error) {
 	if o.Config, err = parseSettings(settings); err != nil {

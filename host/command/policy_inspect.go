@@ -15,7 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 )
 
-// allGrants are those of commands that judge modules and serve no requests.
+// allGrants are the grants for commands that judge modules without serving requests.
 var allGrants = []string{abi.GrantClock, abi.GrantMetrics, abi.GrantRandom}
 
 func newPolicyInspect() *cobra.Command {
@@ -59,7 +59,7 @@ func newPolicyInspect() *cobra.Command {
 	return cmd
 }
 
-// inspection is the JSON form.
+// inspection is the JSON form of the output.
 type inspection struct {
 	*policy.Inspection
 	Roles   []string `json:"roles"`
@@ -122,7 +122,7 @@ func inspectTable(out io.Writer, i *policy.Inspection) error {
 	fmt.Fprintf(w, "fuel\t%d per call and %d per record, at most %d, within %v; %d events per call\n", i.Fuel.Call,
 		i.Fuel.Record, i.MostFuel, i.Fuel.Time, i.Batch)
 	for _, c := range i.Counts {
-		if 2*c.Got > c.Most && c.Most > 0 { // the others are far off
+		if 2*c.Got > c.Most && c.Most > 0 { // counts below half of their limit are left out
 			fmt.Fprintf(w, "limit\t%s: %d of %d\n", c.What, c.Got, c.Most)
 		}
 	}

@@ -74,7 +74,7 @@ configuration.`,
 			if q.Module != "" && !unchecked {
 				st, err := r.status(cmd.Context())
 				if err != nil {
-					return err // without a host nothing is worth seconds
+					return err // without a host, the check is not worth seconds
 				}
 				if names := policyNames(st); !slices.Contains(names, q.Name) {
 					return fmt.Errorf("%w: no policy %q is active%s", policyset.ErrPolicy, q.Name, config.Suggest(q.Name, names))
@@ -105,7 +105,8 @@ func policyNames(st *proto.StatusResponse) (names []string) {
 	return names
 }
 
-// judge refuses a module in which a short policy check finds something. One that only the host knows by its name is left to it.
+// judge refuses a module for which a short policy check has findings. A module that only the host can find by its name is not
+// checked.
 func judge(cmd *cobra.Command, q *proto.SwapPolicyRequest) error {
 	var settings []string
 	for key, value := range q.Config {
@@ -121,7 +122,7 @@ func judge(cmd *cobra.Command, q *proto.SwapPolicyRequest) error {
 			return err
 		case len(r.Findings) > 0:
 			next := "`kvhost policy check` has the rest"
-			if len(r.Calls) > 0 { // it starts, so that a host takes it
+			if len(r.Calls) > 0 { // the module starts, so a host accepts it
 				next += ", --unchecked leaves it to the host's own tests"
 			}
 			return fmt.Errorf("%w: %s: %v; %s", errFindings, q.Module, &r.Findings[0], next)
@@ -131,7 +132,7 @@ func judge(cmd *cobra.Command, q *proto.SwapPolicyRequest) error {
 	})
 }
 
-// modulePath makes a path absolute: the host has another working directory. A name stays a name.
+// modulePath makes a path absolute, because the host has another working directory. A name stays unchanged.
 func modulePath(module string) string {
 	if _, err := os.Stat(module); err == nil || filepath.Base(module) != module {
 		if path, err := filepath.Abs(module); err == nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Templates are files with words such as {NAME} in them, not of text/template: that one calls methods by name,
-// for which the linker keeps every exported method of the program.
+// Templates are files with words such as {NAME} in them. They do not use text/template, because it calls methods by
+// name, so that the linker would keep every exported method of the program.
 //
 //go:embed templates
 var templates embed.FS
@@ -28,8 +28,8 @@ var (
 	goodPolicyName  = regexp.MustCompile(`^[a-z]([a-z0-9_-]{0,61}[a-z0-9])?$`)
 )
 
-// beginnings are the manifests' parts of the policies that projects begin with, by role. An evict policy needs memory for each slot, and roots
-// may have any number of them.
+// beginnings holds, by role, the initial content of a project's manifest and policy. The memory of an evict policy depends on the number of
+// slots, which can be any number.
 var beginnings = map[string]struct{ pages, does, more string }{
 	"evict": {"65536", "Evicts what was not used since the hand last came by.",
 		`"config": { "chances": { "type": "int", "default": "1", "help": "rounds of the hand that a use is good for, 1 to 255" } }`},
@@ -39,8 +39,8 @@ var beginnings = map[string]struct{ pages, does, more string }{
 	"layout": {"256", "Orders a chunk's pages by layer.", `"config": {}`},
 }
 
-// newProject writes a project into dir, which must be empty or not there. The policy is called like the directory. The
-// kit for its language is copied into it, so that it builds without a network and uses the ABI of the host that made it.
+// newProject writes a project into dir, which must be empty or missing. The policy gets the name of the directory. The kit for
+// its language is copied into the project, so that it builds without a network and uses the ABI of the host that created it.
 func newProject(dir, language, role string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -66,7 +66,7 @@ func newProject(dir, language, role string) error {
 	}
 	fill := strings.NewReplacer("{NAME}", name, "{LANGUAGE}", language, "{GRANTS}", grants, "{ROLE}", role,
 		"{DOES}", begins.does, "{MORE}", begins.more, "{PAGES}", begins.pages)
-	parts := []string{"all", language, language + "-" + role} // of a file in two, the later one is taken
+	parts := []string{"all", language, language + "-" + role} // if two directories have the same file, the later one is used
 	err = eachFile(templates, "templates", func(file, text string) error {
 		part, file, _ := strings.Cut(file, "/")
 		if !slices.Contains(parts, part) {
@@ -95,7 +95,7 @@ func copyKit(dir, language string) error {
 	return errors.Join(err, writeProject(goModule, dir, "go.mod"))
 }
 
-// eachFile calls f with each file below root and its path from there.
+// eachFile calls f for each file below root, with its path relative to root.
 func eachFile(files fs.FS, root string, f func(file, text string) error) error {
 	below, err := fs.Sub(files, root)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/sim"
 )
 
-// errStepped ends a simulation of which enough was shown.
+// errStepped ends a simulation after enough calls were shown.
 var errStepped = errors.New("command: shown as far as wanted")
 
 func newPolicyStep() *cobra.Command {
@@ -103,25 +103,25 @@ type stepRow struct {
 	Parent  *uint32 `json:"parent_slot,omitempty"`
 	From    *uint8  `json:"from_level,omitempty"`
 	To      uint8   `json:"to_level,omitempty"`
-	Uses    uint32  `json:"uses,omitempty"`    // since it came
-	Request uint32  `json:"request,omitempty"` // of an event; the last one of a victim
+	Uses    uint32  `json:"uses,omitempty"`    // since the entry was inserted
+	Request uint32  `json:"request,omitempty"` // request of an event; for a victim, the last request that used it
 
 	Continued bool `json:"continued,omitempty"`
 }
 
-// stepCall is a call as it is shown. Counts are those after its events.
+// stepCall is a call in the form that is shown. Counts are those after the call's events.
 type stepCall struct {
 	role     abi.Role
 	Decision uint64        `json:"decision,omitempty"`
 	Request  uint32        `json:"request"`
-	Time     time.Duration `json:"time_ns"` // in the trace
+	Time     time.Duration `json:"time_ns"` // time in the trace
 	Events   []stepRow     `json:"events,omitempty"`
 	Victims  []stepRow     `json:"victims,omitempty"`
 	Asked    *stepRow      `json:"candidate,omitempty"`
 	Admitted *bool         `json:"admitted,omitempty"`
-	Roots    [][2]uint64   `json:"roots,omitempty"` // capacity and free bytes, as a place policy was told
-	Root     *uint32       `json:"root,omitempty"`  // its choice, if it makes one
-	Path     string        `json:"path,omitempty"`  // none: the host's own
+	Roots    [][2]uint64   `json:"roots,omitempty"` // capacity and free bytes of each root, as the place policy was told
+	Root     *uint32       `json:"root,omitempty"`  // root chosen by the policy, if it chose one
+	Path     string        `json:"path,omitempty"`  // empty means the host's own name
 	Pages    string        `json:"pages,omitempty"`
 	Segments [][6]uint32   `json:"segments,omitempty"` // plane, first block, blocks, first byte of a page, bytes, gap
 	Resident int           `json:"resident"`
@@ -135,7 +135,7 @@ type stepCall struct {
 	Error    string        `json:"error,omitempty"`
 }
 
-// stepper shows calls. What it knows of the root is what the policy was told. It is the handler of the module's log, too.
+// stepper shows calls. It knows only as much of the root as the policy was told. It is also the handler of the module's log.
 type stepper struct {
 	slog.Handler
 	from, until uint64
@@ -143,13 +143,13 @@ type stepper struct {
 	json        bool
 	profile     *sandbox.Profile
 	out         *bufio.Writer
-	keys        *bufio.Scanner // nil: nothing is waited for
-	ahead       uint64         // decisions that need no key
+	keys        *bufio.Scanner // nil if no key is awaited
+	ahead       uint64         // decisions to show before the next key is awaited
 	slots       map[uint32]stepRow
 	call        stepCall
 }
 
-// plays are the roles that a module may play: those that are to be shown, if any is.
+// plays returns those of the given roles that are to be shown. If none is to be shown, it returns all of them.
 func (s *stepper) plays(roles ...abi.Role) []abi.Role {
 	shown := slices.DeleteFunc(slices.Clone(roles), func(r abi.Role) bool { return !slices.Contains(s.only, r.String()) })
 	if len(shown) > 0 {
@@ -186,7 +186,7 @@ func (s *stepper) observe(c *policy.Call) error {
 		row.What, row.Slot = "victim", &slot
 		now.Victims = append(now.Victims, row)
 	}
-	for i, x := range c.Candidates { // the simulator asks about one at a time
+	for i, x := range c.Candidates { // the simulator asks about one candidate at a time
 		kind := []string{"new", "demotion", "promotion"}[x.Kind]
 		now.Asked = &stepRow{What: kind, Chunk: new(sim.HashID(x.Key)), Depth: x.Depth, To: x.To, Uses: x.Hits, Request: x.Request,
 			Continued: x.Flags&abi.CandidateContinued != 0}
@@ -246,12 +246,12 @@ func (s *stepper) learn(ev *abi.Event) {
 	}
 }
 
-// show prints the call, and waits for a key after a decision.
+// show prints the call. After a decision it waits for a key.
 func (s *stepper) show(decides bool) error {
 	wants := func(what string) bool { return len(s.only) == 0 || slices.Contains(s.only, what) }
 	now, next := s.call, s.call.Decision
 	if !decides {
-		next++ // its events belong to the next decision
+		next++ // the following events belong to the next decision
 	}
 	if !wants("events") {
 		now.Events = nil
@@ -288,7 +288,7 @@ func (s *stepper) show(decides bool) error {
 	if err := s.out.Flush(); err != nil || !s.keys.Scan() || s.keys.Text() == "q" {
 		return errors.Join(errStepped, err)
 	}
-	s.ahead, _ = strconv.ParseUint(s.keys.Text(), 10, 64) // anything else is one
+	s.ahead, _ = strconv.ParseUint(s.keys.Text(), 10, 64) // any other input counts as 1
 	return nil
 }
 

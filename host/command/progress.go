@@ -12,14 +12,14 @@ import (
 	"golang.org/x/term"
 )
 
-// redraw is how often a progress line is drawn anew.
+// redraw is the interval at which a progress line is drawn.
 const redraw = 100 * time.Millisecond
 
-// progress is a line on a terminal that shows how far a long command is. Elsewhere it does nothing. Its methods may be
-// called concurrently.
+// progress is a line on a terminal that shows the progress of a long command. If the output is not a terminal, it does
+// nothing. Its methods may be called concurrently.
 type progress struct {
-	out   io.Writer // nil when nothing is shown
-	unit  string    // what is counted
+	out   io.Writer // nil if nothing is shown
+	unit  string    // unit of the count
 	now   func() time.Time
 	width int
 
@@ -30,7 +30,7 @@ type progress struct {
 	note        string
 }
 
-// newProgress shows nothing when quiet, or when standard error is not a terminal.
+// newProgress returns a progress line. It shows nothing if quiet is set or if standard error is not a terminal.
 func newProgress(unit string, quiet bool) *progress {
 	p := &progress{unit: unit, now: time.Now}
 	if fd := int(os.Stderr.Fd()); !quiet && term.IsTerminal(fd) {
@@ -42,17 +42,17 @@ func newProgress(unit string, quiet bool) *progress {
 	return p
 }
 
-// Shown says whether there is a terminal to draw on.
+// Shown reports whether there is a terminal to draw on.
 func (p *progress) Shown() bool { return p.out != nil }
 
-// Begin starts a count to total.
+// Begin starts a count up to total.
 func (p *progress) Begin(total int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.started, p.drawn, p.done, p.total, p.note = p.now(), time.Time{}, 0, total, ""
 }
 
-// Step counts n more; note, when it is not empty, replaces the text next to the count.
+// Step adds n to the count. A note that is not empty replaces the text next to the count.
 func (p *progress) Step(n int64, note string) {
 	if p.out == nil {
 		return
@@ -69,7 +69,7 @@ func (p *progress) Step(n int64, note string) {
 	}
 }
 
-// OfFiles is Step for a walk over files.
+// OfFiles returns a function that calls Step for a walk over files.
 func (p *progress) OfFiles() func(files, bytes int64) {
 	var sum atomic.Int64
 	return func(files, bytes int64) {
@@ -88,7 +88,7 @@ func (p *progress) End() {
 	}
 }
 
-// draw is called with mu held.
+// draw draws the line. mu must be held.
 func (p *progress) draw(now time.Time) {
 	const cells = 20
 	share := 0.0

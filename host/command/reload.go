@@ -55,7 +55,7 @@ func reloadOnHangup(ctx context.Context, h *host.Host) func() {
 			case <-ctx.Done():
 				return
 			case <-signals:
-				_, _ = h.Reread(ctx) // it logs the result
+				_, _ = h.Reread(ctx) // Reread logs the result
 			}
 		}
 	}()

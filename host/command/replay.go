@@ -16,7 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/replay"
 )
 
-// replayFlags are the flags of replay and the configuration's.
+// replayFlags are the flags of replay, and those of the configuration.
 type replayFlags struct {
 	settings
 	options    replay.Options
@@ -74,7 +74,7 @@ func (r *replayFlags) run(ctx context.Context) error {
 	}
 	ctx, stop := untilSignal(ctx)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal kills
+	context.AfterFunc(ctx, stop) // a second signal kills the process
 	r.options.Socket = loaded.Config.Socket
 	if r.embedded {
 		r.options.Start = func(ctx context.Context) (string, func() error, error) {
@@ -103,7 +103,7 @@ func (r *replayFlags) play(ctx context.Context) error {
 	return errors.Join(err, report.Err())
 }
 
-// parse reads the flags of replay, and the configuration.
+// parse parses the flags of replay and loads the configuration.
 func (r *replayFlags) parse() (*config.Loaded, error) {
 	if r.options.Trace == "" {
 		return nil, usageError{errors.New("replay: want --trace FILE")}
@@ -132,7 +132,7 @@ func (r *replayFlags) parse() (*config.Loaded, error) {
 	return r.load()
 }
 
-// capacityBytes is --capacity in bytes, given what one chunk takes with all its ranks.
+// capacityBytes returns --capacity in bytes. entry returns the size of one chunk with all its ranks.
 func (r *replayFlags) capacityBytes(entry func() (int64, error)) (int64, error) {
 	chunks, err := strconv.ParseInt(r.capacity, 10, 64)
 	if err != nil {
@@ -155,7 +155,7 @@ func (r *replayFlags) capacityBytes(entry func() (int64, error)) (int64, error) 
 	return chunks * bytes, nil
 }
 
-// countRequests steps a progress line with each request of a replay.
+// countRequests returns a function that advances a progress line after each request of a replay.
 func countRequests(p *progress) func(replay.Request) {
 	var accesses, hits, bytes atomic.Int64
 	return func(r replay.Request) {

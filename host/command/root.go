@@ -34,7 +34,7 @@ Without a command it serves: clients on a Unix socket, probes, metrics and a pag
 	}
 	root.Flags().SortFlags = false
 	root.Flags().AddFlagSet(serve.Flags())
-	// Not cobra's own: its template keeps text/template in the program, and that every exported method.
+	// cobra's own version flag would keep text/template in the program, and with it every exported method.
 	root.Flags().BoolVarP(&showVersion, "version", "v", false, "version for kvhost")
 	cobra.EnableCommandSorting = false
 	for _, g := range groups {
@@ -49,7 +49,7 @@ Without a command it serves: clients on a Unix socket, probes, metrics and a pag
 	return root
 }
 
-// wantArgs refuses fewer arguments and more, and says what the command wants.
+// wantArgs returns a function that refuses too few or too many arguments. Its error says what the command needs.
 func wantArgs(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
@@ -59,7 +59,7 @@ func wantArgs(least, most int, what string) cobra.PositionalArgs {
 	}
 }
 
-// wantCommand refuses a command without one of those below it.
+// wantCommand makes a command refuse to run without a subcommand.
 func wantCommand(cmd *cobra.Command) {
 	cmd.Args = noArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -67,7 +67,7 @@ func wantCommand(cmd *cobra.Command) {
 	}
 }
 
-// noArgs refuses arguments, and suggests the command that was probably meant.
+// noArgs refuses arguments, and suggests the command that was probably intended.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -82,13 +82,13 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		return usageError{errors.New("kvhost top is gone: kvhost status --watch draws the same")}
 	}
 	more := config.Suggest(args[0], commandsOf(cmd))
-	if more == "" && cmd.HasParent() { // of the program there are too many for a line
+	if more == "" && cmd.HasParent() { // the program itself has too many commands for one line
 		more = "; want one of " + strings.Join(commandsOf(cmd), ", ")
 	}
 	return usageError{fmt.Errorf("unknown command %q%s", args[0], more)}
 }
 
-// commandsOf are the names of the commands below one.
+// commandsOf returns the names of a command's subcommands.
 func commandsOf(cmd *cobra.Command) (names []string) {
 	for _, c := range cmd.Commands() {
 		names = append(names, c.Name())

@@ -23,10 +23,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// running finds the host for commands that talk to one.
+// running finds the host for commands that talk to a running one.
 type running struct {
 	socket, file string
-	// looks says that the command changes nothing, and may find the only host of this user where no socket is named.
+	// looks means that the command changes nothing. If no socket is named, it may then use the only running host of this user.
 	looks bool
 }
 
@@ -40,7 +40,7 @@ func (r *running) addTo(cmd *cobra.Command) {
 		"TOML file that names the socket (default: $"+config.EnvFile+", else none)")
 }
 
-// dial makes a connection to the host's socket, which need not be there.
+// dial returns a connection to the host's socket. The socket need not exist yet.
 func (r *running) dial() (conn *grpc.ClientConn, path string, err error) {
 	socket := r.socket
 	if socket == "" {
@@ -69,13 +69,13 @@ func (r *running) dial() (conn *grpc.ClientConn, path string, err error) {
 	return conn, path, err
 }
 
-// hostsHere are the sockets of hosts that answer this user: of those in this network namespace, and of services and hosts that engines have
-// started, which may be in another.
+// hostsHere returns the sockets of hosts that answer this user. It finds sockets in this network namespace. It also finds those of
+// services, and of hosts that engines have started, which may be in another one.
 func hostsHere() (found []string) {
 	text, _ := os.ReadFile("/proc/net/unix")
 	found = slices.DeleteFunc(listening(string(text)), func(path string) bool { return !answers(path) })
 	patterns := []string{"/run/kvhost*/kvhost.sock"}
-	home, _ := os.UserHomeDir() // where engines have their sockets when another user has taken the name
+	home, _ := os.UserHomeDir() // engines have their sockets there if another user has taken the usual directory
 	for _, run := range []string{cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), "/tmp"), filepath.Join(home, ".cache")} {
 		dir := filepath.Join(run, fmt.Sprintf("kvhost-%d", os.Geteuid()))
 		if info, err := os.Lstat(dir); err == nil && info.Sys().(*syscall.Stat_t).Uid == uint32(os.Geteuid()) {
@@ -83,14 +83,15 @@ func hostsHere() (found []string) {
 		}
 	}
 	for _, pattern := range patterns {
-		list, _ := filepath.Glob(pattern) // of a directory with a bracket in its name there is none
+		list, _ := filepath.Glob(pattern) // a bracket in a directory's name can make the pattern invalid
 		found = append(found, slices.DeleteFunc(list, func(path string) bool { return !answers(path) })...)
 	}
 	slices.Sort(found)
 	return slices.Compact(found)
 }
 
-// listening are the sockets of hosts in the kernel's table: each has another beside it, for descriptors.
+// listening returns the sockets of hosts in the kernel's table. The socket of a host is recognised by a second one for
+// descriptors, with the suffix .fd.
 func listening(table string) (found []string) {
 	const accepts = "00010000"
 	have := map[string]bool{}
@@ -138,7 +139,7 @@ func ask[C, Q, A any](ctx context.Context, r *running, service func(grpc.ClientC
 	}
 }
 
-// refusedBy is a running host's refusal. Its exit code is that of a start which is refused for it.
+// refusedBy is a refusal by a running host. Its exit code is the same as for a start that is refused for this reason.
 type refusedBy struct {
 	error
 	cause error

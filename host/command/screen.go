@@ -20,10 +20,10 @@ import (
 	protobuf "google.golang.org/protobuf/proto"
 )
 
-// mostListed bounds the rows of a table on the screen.
+// mostListed is the maximum number of rows of a table on the screen.
 const mostListed = 12
 
-// drawScreen draws a host's status. before is an earlier one of the same host, for rates.
+// drawScreen returns a host's status as text. before is an earlier status of the same host, for rates.
 func drawScreen(before, now *proto.StatusResponse) string {
 	now = seen(now)
 	var b strings.Builder
@@ -48,10 +48,11 @@ func drawScreen(before, now *proto.StatusResponse) string {
 	return b.String()
 }
 
-// bad is what a line has that an operator is to see first.
+// bad matches lines that the operator should see first.
 var bad = regexp.MustCompile(`NOT READY|  (out|full|read only|quarantine)( |,)| is (out|full|read only): `)
 
-// seen is a status with each text on one line that a terminal shows as it is: engines, models, paths and the words of peers are others' choice.
+// seen returns a status with all texts on single lines and safe to show. Names of engines and models, paths, and messages of
+// peers are chosen by others.
 func seen(now *proto.StatusResponse) *proto.StatusResponse {
 	now = protobuf.Clone(now).(*proto.StatusResponse)
 	var all func(protoreflect.Message)
@@ -79,7 +80,7 @@ func seen(now *proto.StatusResponse) *proto.StatusResponse {
 	return now
 }
 
-// paint makes a line red that says something bad, where lines are for a terminal that shows colours.
+// paint makes a line red if it matches bad and the terminal shows colours.
 func paint(line string) string {
 	if os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" || !bad.MatchString(line) {
 		return line
@@ -87,7 +88,8 @@ func paint(line string) string {
 	return "\x1b[31m" + line + "\x1b[39m"
 }
 
-// writeTable writes so many rows of a table, and nothing when it has none. Under it stands why rows are in their state.
+// writeTable writes at most the given number of rows of a table, followed by the reasons for their state. It writes nothing for
+// an empty table.
 func writeTable(b *strings.Builder, t *observe.Table, most int) {
 	if len(t.Rows) == 0 {
 		return
@@ -123,7 +125,7 @@ func count(name string) func(*proto.StatusResponse) uint64 {
 	return func(s *proto.StatusResponse) uint64 { return s.Counters[name] }
 }
 
-// moved reads the bytes that moved in a direction.
+// moved returns a function that reads the bytes that moved in a direction.
 func moved(direction proto.Direction) func(*proto.StatusResponse) uint64 {
 	return func(s *proto.StatusResponse) (n uint64) {
 		for _, r := range s.Routes {
@@ -135,9 +137,9 @@ func moved(direction proto.Direction) func(*proto.StatusResponse) uint64 {
 	}
 }
 
-// bar draws ten characters of which a percentage is full.
+// bar draws a percentage as a bar of ten characters.
 func bar(percent string) string {
-	part, _ := strconv.ParseFloat(strings.TrimSuffix(percent, "%"), 64) // nothing, where there is no whole
+	part, _ := strconv.ParseFloat(strings.TrimSuffix(percent, "%"), 64) // 0 if there is no percentage
 	n := min(10, int(part/10+0.5))
 	return "[" + strings.Repeat("#", n) + strings.Repeat(".", 10-n) + "]"
 }

@@ -42,8 +42,8 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	ctx, stop := untilSignal(ctx)
 	defer stop()
-	// A second signal kills the process, but not within a second of the first: some tools and terminals send two at
-	// once.
+	// A second signal kills the process, but not within a second of the first, because some tools and terminals send
+	// two at once.
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	log, level := newLog(&loaded.Config.Log)
 	for _, w := range loaded.Warnings {
@@ -80,7 +80,8 @@ func serve(ctx context.Context, s *settings) error {
 	return nil
 }
 
-// untilReady logs that a host is ready once it is, as /readyz has it, and until then why it is not. It returns as ended is sent.
+// untilReady logs when the host is ready in the sense of /readyz, and until then why it is not. It returns the value from
+// ended.
 func untilReady(log *slog.Logger, h *host.Host, ended <-chan error) error {
 	address := []any{"socket", h.Socket(), "http", h.HTTPAddr(), "version", version}
 	for wait, said := time.Millisecond, false; ; wait = min(2*wait, time.Second) {
@@ -89,7 +90,7 @@ func untilReady(log *slog.Logger, h *host.Host, ended <-chan error) error {
 			log.Info("ready", address...)
 			return <-ended
 		}
-		if !said && wait > 100*time.Millisecond { // most scans are over by then
+		if !said && wait > 100*time.Millisecond { // most scans end within this time
 			log.Info("not ready yet", append(address, "why", why)...)
 			said = true
 		}
@@ -101,7 +102,7 @@ func untilReady(log *slog.Logger, h *host.Host, ended <-chan error) error {
 	}
 }
 
-// notify tells the service manager a state, as sd_notify(3) does, where there is one that wants to know.
+// notify sends a state to the service manager as sd_notify(3) does, if there is a manager that expects it.
 func notify(state string) error {
 	socket := os.Getenv("NOTIFY_SOCKET")
 	if socket == "" {
@@ -115,13 +116,13 @@ func notify(state string) error {
 	return errors.Join(err, c.Close())
 }
 
-// memoryBefore is the size of the root in memory before those of a configuration, on this machine.
+// memoryBefore returns the size of the root in memory in front of the configured ones, on this machine.
 func memoryBefore(c *config.Config) int64 {
 	_, available, _ := staging.MachineMemory()
 	return c.MemoryBefore(available)
 }
 
-// logStart logs what an operator wants to see first: the version, the configuration and the roots.
+// logStart logs the version, the configuration and the roots, which an operator looks for first.
 func logStart(log *slog.Logger, file string, c *config.Config) {
 	log.Info("starting", "version", version, "pid", os.Getpid(), "config",
 		cmp.Or(file, os.Getenv(config.EnvFile), "none"),

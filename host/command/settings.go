@@ -10,13 +10,13 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 )
 
-// settings are the flags that override the configuration: one per key, besides --config, --policy and --root.
+// settings are the flags that override the configuration: one for each key, and --config, --policy and --root.
 type settings struct {
 	file  string
 	given []config.Setting
 }
 
-// addTo declares the flags. The help shows the everyday ones; --help-all shows all.
+// addTo declares the flags. The help shows the everyday ones, and --help-all shows all.
 func (s *settings) addTo(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.SortFlags = false
@@ -56,7 +56,7 @@ func (s *settings) load() (*config.Loaded, error) {
 	return config.Load(src)
 }
 
-// config is load without the origins.
+// config loads the configuration without the origins.
 func (s *settings) config() (*config.Config, error) {
 	loaded, err := s.load()
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *settings) config() (*config.Config, error) {
 	return &loaded.Config, nil
 }
 
-// setting is one flag's value. It is kept as text, and checked together with all the others.
+// setting is the value of one flag. It is kept as text and checked together with all others.
 type setting struct {
 	key, kind string
 	into      *settings

@@ -31,8 +31,8 @@ type simFlags struct {
 	prefill    sim.Prefill
 	seed       uint64
 	levels     levelFlags
-	roles      []abi.Role // the first of which a policy plays
-	step       *stepper   // of kvhost policy step
+	roles      []abi.Role // a policy plays the first of these roles that it has
+	step       *stepper   // for kvhost policy step
 }
 
 func newSim() *cobra.Command {
@@ -158,7 +158,7 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// simulate makes runs and prints what comes of them.
+// simulate runs a simulation and prints the results.
 func simulate[O interface{ WriteTable(io.Writer) error }](f *simFlags, accesses int64, opt *sim.Options, run func() (O, error),
 	results func(O) any) error {
 	bar := newProgress("accesses", f.quiet)
@@ -187,7 +187,7 @@ func openSimPolicy(ctx context.Context, text string, opt policy.Options, roles .
 	return p, err
 }
 
-// sizes reads the capacities and the chunk's size.
+// sizes parses the capacities and the chunk's size.
 func (f *simFlags) sizes(g *sim.Grid) error {
 	for _, text := range f.capacities {
 		c, err := sim.ParseCapacity(text)

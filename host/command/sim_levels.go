@@ -13,14 +13,14 @@ import (
 	"github.com/kvhost/kvhost/host/internal/sim"
 )
 
-// levelFlags are those of a simulation with levels.
+// levelFlags are the flags of a simulation with levels.
 type levelFlags struct {
 	capacities []string
 	costs      []string
 	policies   []string
 	admissions []string
 	writes     []string
-	roles      []abi.Role // of admissions
+	roles      []abi.Role // roles of the admit policies
 }
 
 func (f *levelFlags) define(fl *pflag.FlagSet) {
@@ -35,10 +35,10 @@ func (f *levelFlags) define(fl *pflag.FlagSet) {
 		"when the next level gets what is new: back (when it is evicted), hits (when it is hit, too), through (at once), or several, separated by commas")
 }
 
-// on says whether levels are simulated.
+// on reports whether levels are simulated.
 func (f *levelFlags) on() bool { return len(f.capacities) > 0 }
 
-// check finds flags that make no sense together. changed tells which were given.
+// check returns an error for flags that contradict each other. changed reports whether a flag was given.
 func (f *simFlags) check(changed func(string) bool) error {
 	if f.asJSON && f.asCSV {
 		return errors.New("sim: want --json or --csv")
@@ -59,7 +59,7 @@ func (f *simFlags) check(changed func(string) bool) error {
 	return nil
 }
 
-// simulateLevels runs the grid with levels and prints what comes of it.
+// simulateLevels runs the grid with levels and prints the results.
 func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt policy.Options) (err error) {
 	l := &f.levels
 	if g.Levels, err = sim.ParseLevels(l.capacities, l.costs); err != nil {
@@ -112,11 +112,11 @@ func (f *simFlags) openAdmissions(ctx context.Context, opt policy.Options) (list
 
 func closeAll(ctx context.Context, list []*sim.Policy) {
 	for _, p := range list {
-		_ = p.Close(context.WithoutCancel(ctx)) // nothing is to be done about it
+		_ = p.Close(context.WithoutCancel(ctx)) // an error has no consequence
 	}
 }
 
-// chunkBytesText is the chunk's size: with levels the time of loads depends on it, so that it must be a real one.
+// chunkBytesText returns the chunk's size. With levels it must be a real one, because the time of loads depends on it.
 func (f *simFlags) chunkBytesText() string {
 	if f.levels.on() {
 		return cmp.Or(f.chunkBytes, "64MiB")

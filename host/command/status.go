@@ -53,7 +53,7 @@ second until Ctrl-C. With --json it prints the same document as GET /status, at 
 			for line := range strings.Lines(drawScreen(before, now)) {
 				line, out := strings.TrimSuffix(line, "\n"), cmd.OutOrStdout()
 				if term.IsTerminal(int(os.Stdout.Fd())) {
-					line, out = paint(line), os.Stdout // which shows the colour
+					line, out = paint(line), os.Stdout // standard output interprets the colour; the safe writer would escape it
 				}
 				if _, err := fmt.Fprintln(out, line); err != nil {
 					return err
@@ -77,7 +77,7 @@ func printStatus(w io.Writer, st *proto.StatusResponse) error {
 	return err
 }
 
-// printPart prints some of the fields of the status as a document of their own.
+// printPart prints some fields of the status as a document of their own.
 func printPart(w io.Writer, st *proto.StatusResponse, fields ...string) error {
 	b, err := proto.JSON(st)
 	if err != nil {

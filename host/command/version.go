@@ -11,7 +11,7 @@ import (
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
-// wheel is how pip spells the version, where the linker has set it.
+// wheel is the version in pip's spelling. It is set by the linker.
 var wheel string
 
 func newVersion() *cobra.Command {

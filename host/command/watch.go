@@ -14,10 +14,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// leastWatch is the least time between two drawings.
+// leastWatch is the shortest interval between two drawings.
 const leastWatch = 100 * time.Millisecond
 
-// watch draws what a running host does again and again, until Ctrl-C.
+// watch draws a running host's status repeatedly until Ctrl-C.
 func watch(ctx context.Context, r *running, every time.Duration) error {
 	if every < leastWatch {
 		return usageError{fmt.Errorf("--watch: %s, want at least %s", every, leastWatch)}
@@ -47,25 +47,25 @@ func watch(ctx context.Context, r *running, every time.Duration) error {
 
 // Escape sequences of ECMA-48 and xterm.
 const (
-	secondScreen = "\x1b[?1049h\x1b[?25l" // enter it, and hide the cursor
+	secondScreen = "\x1b[?1049h\x1b[?25l" // enters it and hides the cursor
 	firstScreen  = "\x1b[?25h\x1b[?1049l"
 	home         = "\x1b[H"
-	restOfLine   = "\x1b[K" // erase it
+	restOfLine   = "\x1b[K" // erases it
 	restOfScreen = "\x1b[J"
 )
 
-// watchScreen draws a host's status on a terminal again and again, until ctx ends.
+// watchScreen draws a host's status on a terminal repeatedly until ctx ends.
 type watchScreen struct {
 	out   io.Writer // the terminal
 	size  func() (columns, lines int)
 	ask   func(context.Context) (*proto.StatusResponse, error)
-	every time.Duration // between two drawings
+	every time.Duration // interval between two drawings
 }
 
-// longestAnswer bounds the wait for a status.
+// longestAnswer is the longest wait for a status.
 const longestAnswer = 5 * time.Second
 
-// run returns nil when ctx ends, and an error when the terminal takes nothing.
+// run returns nil when ctx ends, and an error if it cannot write to the terminal.
 func (w *watchScreen) run(ctx context.Context) error {
 	_, err := io.WriteString(w.out, secondScreen)
 	if err != nil {
@@ -99,7 +99,8 @@ func (w *watchScreen) run(ctx context.Context) error {
 	}
 }
 
-// frame is what fits the terminal of a status, which is nil before the first answer, and of the failure of the last question.
+// frame returns the part of a status that fits the terminal, with the error of the last request if it failed. now is nil before
+// the first answer.
 func (w *watchScreen) frame(before, now *proto.StatusResponse, failure error) string {
 	var lines []string
 	if now != nil {
