@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 )
 
-// accessOf are the rules of tenants, and the users who may connect.
+// accessOf returns the rules of tenants, and the users that may connect.
 func accessOf(c *config.Config) (rules socket.Rules, users socket.Users, err error) {
 	for _, t := range c.Tenants {
 		rules = append(rules, socket.Tenants{First: t.First, Last: t.Last, UIDs: t.UIDs, Private: t.Private, Sessions: t.Sessions})

@@ -14,10 +14,11 @@ import (
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
-// endsSoon is how long before its end a certificate is to be renewed.
+// endsSoon is the time before the end of a certificate from which the host warns.
 const endsSoon = 14 * 24 * time.Hour
 
-// certificate is how long what a setting names is valid: a certificate of this host's, or the one of its signers that is valid longest.
+// certificate is the validity of the certificate that a setting names. For a bundle of signers, it is that of the signer with
+// the latest end.
 type certificate struct {
 	setting, file string
 	from, until   time.Time
@@ -41,7 +42,7 @@ func certificates(c *config.Config) (list []*regular.Renewed[certificate]) {
 	return list
 }
 
-// readCertificate reads the first certificate of a file, or of a bundle the one that is valid longest.
+// readCertificate reads the first certificate of a file. Of a bundle it reads the certificate with the latest end.
 func readCertificate(setting, file string, bundle bool) (found certificate, err error) {
 	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
 	defer stop()
@@ -61,7 +62,7 @@ func readCertificate(setting, file string, bundle bool) (found certificate, err 
 	return found, nil
 }
 
-// judge says what is wrong with a certificate at a time, with a level; empty: nothing.
+// judge describes the problem with a certificate at a time, with its level. Both are empty if there is none.
 func (c certificate) judge(now time.Time) (level doctor.Level, says string) {
 	const renew = "it is read again once it was renewed"
 	switch left := c.until.Sub(now); {
@@ -76,7 +77,7 @@ func (c certificate) judge(now time.Time) (level doctor.Level, says string) {
 	return "", ""
 }
 
-// judgeCertificates warns of certificates that end soon. It keeps no host from starting.
+// judgeCertificates warns of certificates that end soon. No certificate keeps a host from starting.
 func (h *Host) judgeCertificates(context.Context) error {
 	h.certificates = certificates(h.cfg)
 	for _, one := range h.certificates {
@@ -92,7 +93,7 @@ func (h *Host) judgeCertificates(context.Context) error {
 	return nil
 }
 
-// certificateEnds are when certificates end, by the settings that name them.
+// certificateEnds returns the ends of certificates, by the settings that name them.
 func (h *Host) certificateEnds() map[string]time.Time {
 	ends := map[string]time.Time{}
 	for _, one := range h.certificates {

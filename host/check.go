@@ -14,12 +14,12 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/health"
 )
 
-// Checked is what [Check] found.
+// Checked is the result of [Check].
 type Checked struct {
-	Refused  error            // the first reason for which a host does not start
-	Findings []doctor.Finding // all of them, roots without which a host would start, and what a start would warn of
+	Refused  error            // first reason for which a host would not start
+	Findings []doctor.Finding // all findings, including roots without which a host would start, and warnings of a start
 
-	mu sync.Mutex // of Findings, while parts may log
+	mu sync.Mutex // guards Findings while parts may log
 }
 
 func (c *Checked) find(level doctor.Level, about, says string) {
@@ -38,9 +38,9 @@ func (c *Checked) refuse(about string, err error) {
 	c.find(doctor.Problem, about, err.Error())
 }
 
-// Check opens the parts of a host as [New] does, but for those that use GPUs or serve, and closes them. It goes on where one is
-// refused, and finds all that [New] and [Host.Run] would refuse at present. It leaves no trace but compiled policies in their cache. A
-// host that runs with these roots, this socket or this address is not disturbed, and is a reason to refuse.
+// Check opens the parts of a host as [New] does, except those that use GPUs or serve, and closes them. It continues after a refused part,
+// so that it finds everything that [New] and [Host.Run] would refuse at present. It leaves no trace except compiled policies in their
+// cache. A host that runs with these roots, this socket or this address is not disturbed, and counts as a reason to refuse.
 func Check(ctx context.Context, cfg Config) *Checked {
 	c := &Checked{}
 	cfg.Log = slog.New(warnings{into: c})
@@ -69,7 +69,7 @@ func Check(ctx context.Context, cfg Config) *Checked {
 // answerWithin is how long a peer may take to answer a check.
 const answerWithin = 3 * time.Second
 
-// askPeers asks each peer for a word. One that does not answer keeps no host from starting.
+// askPeers contacts each peer. A peer that does not answer does not keep a host from starting.
 func (c *Checked) askPeers(ctx context.Context, h *Host) {
 	p := h.peers
 	if says, err := p.NIXL(); err != nil {
@@ -97,10 +97,11 @@ func (c *Checked) askPeers(ctx context.Context, h *Host) {
 	}
 }
 
-// addressesFree fails where the host could not listen. A root that exists is tried first, because "in use by process N" says
-// most; one that would be made is not, so that a second host which does not start leaves none.
+// addressesFree returns an error if the host could not listen on one of its addresses. An existing root is tried before this,
+// because its error "in use by process N" says most. A missing root is tried after this, so that a second host that does not
+// start leaves no directory behind.
 func (h *Host) addressesFree() error {
-	log := slog.New(slog.DiscardHandler) // what there is to warn of is said when the addresses are taken
+	log := slog.New(slog.DiscardHandler) // warnings are logged when the addresses are taken
 	if h.cfg.HTTP.Listen != "" {
 		w, err := observe.Listen(httpConfig(h.cfg, log))
 		if err == nil {
@@ -113,13 +114,14 @@ func (h *Host) addressesFree() error {
 	return socket.Free(h.cfg.Socket, log)
 }
 
-// httpConfig is a configuration in the form of the HTTP interface.
+// httpConfig returns the configuration of the HTTP interface.
 func httpConfig(c *config.Config, log *slog.Logger) observe.Config {
 	w := c.HTTP
 	return observe.Config{Log: log, Listen: w.Listen, CertFile: w.TLSCert, KeyFile: w.TLSKey, TokenFile: w.TokenFile, Profiles: w.Profiles}
 }
 
-// warnings is a log that makes findings of warnings. What is an error is a reason to refuse, or a root that is out.
+// warnings is a log handler that turns warnings into findings. Errors are ignored, because each is also a reason to refuse or a
+// root that is out of service.
 type warnings struct{ into *Checked }
 
 func (w warnings) Enabled(_ context.Context, level slog.Level) bool { return level == slog.LevelWarn }

@@ -28,40 +28,41 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Config is what [New] makes a host from.
+// Config configures a host for [New].
 type Config struct {
 	Config  *config.Config // validated
 	Log     *slog.Logger
-	Version string // told to clients
-	// Memory is the size of a root in memory before those of Config ([config.Config.WithMemory]); 0: none.
+	Version string // version that clients see
+	// Memory is the size of a root in memory in front of the configured ones: see [config.Config.WithMemory]. 0 means none.
 	Memory int64
-	// Load reads the configuration again, for [Host.Reread]; nil: there is nothing to read. Level follows it, unless it is nil.
+	// Load reads the configuration again, for [Host.Reread]. It may be nil. Level, if it is not nil, is then set to the
+	// configured level.
 	Load  func() (*config.Config, error)
 	Level *slog.LevelVar
-	// Speeds is asked with compression = "auto" in place of what is measured; for tests.
+	// Speeds replaces the measured speeds with compression = "auto", in tests.
 	Speeds func() codec.Speeds
 }
 
 // Host is a running kvhost.
 type Host struct {
-	made     Config                        // what New got
-	cfg      *config.Config                // as the host started
-	live     atomic.Pointer[config.Config] // as it was reloaded last
-	machine  int64                         // bytes of memory, at the start
+	made     Config                        // argument of New
+	cfg      *config.Config                // configuration at the start
+	live     atomic.Pointer[config.Config] // configuration after the last reload
+	machine  int64                         // memory of the machine in bytes at the start
 	log      *slog.Logger
 	policies *policyset.Set
 	devices  *devices.Devices
-	peers    *peers.Peers // nil when off
+	peers    *peers.Peers // nil if there are no peers
 	store    *store.Store
 	engine   *transfer.Engine
 	server   *server.Server
-	http     *observe.Server // nil when off
+	http     *observe.Server // nil without an HTTP interface
 	figures  observe.Host
 	spans    *spans.Tracer
 	traced   *server.RequestSpans
-	found    *Checked // what a check has found; nil but in a check
+	found    *Checked // findings of a check; nil otherwise
 
-	certificates []*regular.Renewed[certificate] // that the configuration names
+	certificates []*regular.Renewed[certificate] // certificates that the configuration names
 
 	reloads   observe.Reloads
 	reloading sync.Mutex // held during Reload
@@ -69,7 +70,7 @@ type Host struct {
 	closeErr  error
 }
 
-// New opens the parts of a host. It serves nothing yet. ctx bounds the opening.
+// New opens the parts of a host. It does not serve yet. ctx limits the time of opening.
 func New(ctx context.Context, cfg Config) (*Host, error) {
 	h := unopened(cfg)
 	for _, p := range h.parts() {
@@ -80,7 +81,7 @@ func New(ctx context.Context, cfg Config) (*Host, error) {
 	return h, nil
 }
 
-// unopened is a host without its parts.
+// unopened returns a host without its parts.
 func unopened(cfg Config) *Host {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -97,11 +98,11 @@ func unopened(cfg Config) *Host {
 	return h
 }
 
-// part is one of the parts of a host, in the order in which they open.
+// part is one part of a host. Parts are opened in the order of the list.
 type part struct {
-	about string // what the part's error is about
+	about string // subject of the part's error
 	open  func(context.Context) error
-	works bool // the part uses GPUs or serves: [Check] leaves it out
+	works bool // the part uses GPUs or serves, so [Check] leaves it out
 }
 
 func (h *Host) parts() []part {
@@ -134,8 +135,8 @@ func (h *Host) openPolicies(ctx context.Context) error {
 	return err
 }
 
-// openStore opens the store. In a check, built-in policies stand for those that could not be opened, and no store is opened without
-// the memory of its roots.
+// openStore opens the store. In a check, built-in policies replace those that could not be opened, and the store is not opened without the
+// memory of its roots.
 func (h *Host) openStore(ctx context.Context) (err error) {
 	if h.devices == nil {
 		return nil
@@ -150,7 +151,8 @@ func (h *Host) openStore(ctx context.Context) (err error) {
 	return err
 }
 
-// Loads get this share of the workers' turns while stores wait, too, and a store that no worker has begun after so long is shed.
+// readRatio is the share of loads among started tasks while stores wait, too. writeQueue is the time after which a store that
+// no worker has begun is shed.
 const (
 	readRatio  = 0.75
 	writeQueue = 10 * time.Second
@@ -170,7 +172,7 @@ func (h *Host) openGPUs(context.Context) error {
 	if err := h.devices.OpenGPUs(h.engine, h.store.AwaitLoads, pinners...); err != nil {
 		return err
 	}
-	for _, p := range pinners { // after the GPUs, near which the slots are
+	for _, p := range pinners { // after the GPUs, because the slots move to the GPUs' NUMA nodes first
 		if err := h.engine.Register(p); err != nil {
 			return err
 		}
@@ -205,10 +207,11 @@ func (h *Host) openHTTP(context.Context) (err error) {
 	return err
 }
 
-// Routed is closed once it is known for all GPUs and roots which way is faster. Until then pieces of directories are staged.
+// Routed returns a channel that is closed when the routes of all GPUs and roots are chosen. Until then, pieces of directories
+// are staged.
 func (h *Host) Routed() <-chan struct{} { return h.devices.Routed() }
 
-// serverConfig is a configuration in the form of the server.
+// serverConfig returns the configuration of the server.
 func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
 	s := c.Session
 	rules, users, err := accessOf(c)
@@ -229,10 +232,10 @@ func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
 
 var writes = map[string]store.Write{config.WriteHits: store.WriteHits, config.WriteThrough: store.WriteThrough}
 
-// traits are those of what holds a root's pieces.
+// traits are the traits of a root's medium, by its kind.
 var traits = map[config.RootKind]store.Traits{config.Memory: store.Memory, config.Bucket: store.Bucket}
 
-// storeConfig is a configuration in the form of the store.
+// storeConfig returns the configuration of the store.
 func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	s, fsys := c.Store, h.devices.FileSystem()
 	out := store.Config{Policies: b.Policies, Log: h.log, Seed: 1}
@@ -278,7 +281,7 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 }
 
 // Run serves until the context is done, a listener fails, a policy with on_fault = stop fails, or there was no session for
-// session.idle_exit. Then it closes the host. A GPU that went out of service is an error too ([gds.ErrLost]).
+// session.idle_exit. Then it closes the host. It also returns an error if a GPU went out of service ([gds.ErrLost]).
 func (h *Host) Run(ctx context.Context) error {
 	ctx, idle := context.WithCancel(ctx)
 	defer idle()
@@ -302,9 +305,9 @@ func (h *Host) Run(ctx context.Context) error {
 	return errors.Join(err, h.Close(), h.devices.Lost())
 }
 
-// untilIdle returns once there was no session for so long, or the context is done.
+// untilIdle returns when there was no session for the time limit, or the context is done.
 func (h *Host) untilIdle(ctx context.Context, limit time.Duration) {
-	const looks = 8 // in the limit
+	const looks = 8 // looks within the limit
 	tick := time.NewTicker(max(limit/looks, time.Millisecond))
 	defer tick.Stop()
 	for last := time.Now(); time.Since(last) < limit; {
@@ -320,16 +323,16 @@ func (h *Host) untilIdle(ctx context.Context, limit time.Duration) {
 	h.log.Info("no session, ending", "for", limit, "setting", "session.idle_exit")
 }
 
-// Ready is closed once clients can connect.
+// Ready returns a channel that is closed when clients can connect.
 func (h *Host) Ready() <-chan struct{} { return h.server.Ready() }
 
-// Socket is the path that clients connect to.
+// Socket returns the path to which clients connect.
 func (h *Host) Socket() string { return h.cfg.Socket }
 
-// Policies are the host's policies, which can be changed while it runs.
+// Policies returns the host's policies, which can be changed while it runs.
 func (h *Host) Policies() *policyset.Set { return h.policies }
 
-// HTTPAddr is the address of the HTTP interface; empty when it is off.
+// HTTPAddr returns the address of the HTTP interface. It is empty if there is none.
 func (h *Host) HTTPAddr() string {
 	if h.http == nil {
 		return ""
@@ -337,8 +340,9 @@ func (h *Host) HTTPAddr() string {
 	return h.http.Addr()
 }
 
-// Close closes the parts in the reverse order of their start: sessions before the peers, from which they borrow, and the engine that moves their bytes, the
-// engine before the GPUs and the store that it uses, the store before the file systems of its roots and its policies.
+// Close closes the parts in the reverse order of their start. Sessions come before the peers from which they borrow, and before the engine
+// that moves their bytes. The engine comes before the GPUs and the store. The store comes before the file systems of its roots, and before
+// its policies.
 func (h *Host) Close() error {
 	h.closeOnce.Do(func() {
 		var errs []error

@@ -8,22 +8,23 @@ import (
 	"time"
 )
 
-// Guests and clients can cause many of a host's log lines: a policy that fails on every call, a client that breaks a rule on
-// every message. They must not fill a disk or cost the host its time. Lines of one message and level may come logBurst at a
-// time and then one per logEvery.
+// Guests and clients can cause many log lines of a host, for example a policy that fails on every call, or a client that breaks
+// a rule in every message. The lines must not fill a disk or cost the host its time. Lines with the same message and level may
+// come logBurst at a time, and then one per logEvery.
 const (
 	logBurst = 20
 	logEvery = time.Second
 )
 
-// maxLogMessages bounds the messages that are counted apart. A host has a few hundred; what is beyond shares one limit.
+// maxLogMessages is the maximum number of messages with a limit of their own. A host has a few hundred. All further messages
+// share one limit.
 const maxLogMessages = 1024
 
 // suppressedLines is the attribute that counts the lines left out since the last line with the same message.
 const suppressedLines = "suppressed"
 
-// limitLog returns a handler that passes records on to next within the limits. Debug records are not limited, nor are those
-// with the messages of except, which their callers limit.
+// limitLog returns a handler that passes records on to next within the limits. Debug records are not limited. Nor are records
+// with the messages in except, because their callers limit them.
 func limitLog(next slog.Handler, except ...string) slog.Handler {
 	return &logLimit{next, &logLimits{except: except, messages: map[logMessage]*logBucket{}}}
 }
@@ -33,7 +34,7 @@ type logLimit struct {
 	*logLimits
 }
 
-// logLimits are shared by a handler and all that are derived from it.
+// logLimits is shared by a handler and all handlers that are derived from it.
 type logLimits struct {
 	except []string
 
@@ -47,7 +48,7 @@ type logMessage struct {
 }
 
 type logBucket struct {
-	lines      float64 // that may come now
+	lines      float64 // lines that may come now
 	at         time.Time
 	suppressed int
 }
@@ -66,7 +67,7 @@ func (h *logLimit) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// take asks for a line. suppressed is how many were refused before it.
+// take asks for permission for a line. suppressed is the number of lines refused since the last permitted one.
 func (l *logLimits) take(m logMessage, now time.Time) (suppressed int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

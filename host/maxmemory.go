@@ -8,14 +8,15 @@ import (
 	"github.com/kvhost/kvhost/host/internal/peers"
 )
 
-// Defaults of a host with enough max_memory, and the smallest default of sessions.
+// Defaults of a host with enough max_memory, and the smallest default number of sessions.
 const (
 	stagingMemory = 512 << 20
 	mostSessions  = 1024
 	leastSessions = 16
 )
 
-// OnMachine returns a copy of the configuration in which each size that follows from the memory of the machine, or of its control group, is set.
+// OnMachine returns a copy of the configuration in which all sizes that depend on the memory of the machine, or of its control
+// group, are set.
 func OnMachine(c *config.Config, bytes int64) *config.Config {
 	c = c.Clone()
 	if c.PolicyMemory == 0 {

@@ -30,5 +30,5 @@ func (h *Host) openPeers(context.Context) (err error) {
 	return err
 }
 
-// PeerAddr is where this host lends; empty if it does not.
+// PeerAddr returns the address on which this host lends. It is empty if the host does not lend.
 func (h *Host) PeerAddr() string { return h.peers.Addr() }

@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// notReady says why the host is not ready to serve as it is configured to; see http.ready_roots.
+// notReady returns the reasons why the host is not ready in the sense of http.ready_roots.
 func (h *Host) notReady(st *proto.StatusResponse) (why []string) {
 	if !st.Serving {
 		why = append(why, "starting: clients cannot connect yet")

@@ -11,13 +11,13 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policyset"
 )
 
-// The results of reloads, of which none is left out of the log.
+// Messages about the results of reloads. The log limit does not apply to them.
 const (
 	logReloaded = "configuration reloaded"
 	logRefused  = "configuration not reloaded: nothing changed"
 )
 
-// Reread reads the configuration again ([Config.Load]) and changes the host to it, as [Host.Reload] does. The result is logged, and
+// Reread reads the configuration again ([Config.Load]) and changes the host to it, as [Host.Reload] does. The result is logged and counted
 // in the metrics.
 func (h *Host) Reread(ctx context.Context) (changed []string, err error) {
 	next, err := h.made.Load()
@@ -30,7 +30,7 @@ func (h *Host) Reread(ctx context.Context) (changed []string, err error) {
 		return nil, err
 	}
 	if h.made.Level != nil {
-		_ = h.made.Level.UnmarshalText([]byte(next.Log.Level)) // it is a choice
+		_ = h.made.Level.UnmarshalText([]byte(next.Log.Level)) // cannot fail: the level is one of the choices
 	}
 	h.log.Info(logReloaded, "changed", changed)
 	return changed, nil
@@ -39,8 +39,8 @@ func (h *Host) Reread(ctx context.Context) (changed []string, err error) {
 // ErrRestart means that a running host cannot make a change.
 var ErrRestart = errors.New("restart needed")
 
-// Reload changes a running host to another configuration, all of it or nothing, and returns the keys that changed. One
-// reload is made at a time. It waits for scans.
+// Reload changes a running host to another configuration. It makes all changes or none, and returns the keys that
+// changed. One reload is made at a time. Reload waits for scans.
 func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []string, err error) {
 	h.reloading.Lock()
 	defer h.reloading.Unlock()
@@ -62,7 +62,7 @@ func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []strin
 	modules, err := h.policies.Reload(ctx, next, func(b *policyset.Bound) error {
 		taken, err := h.store.Reload(ctx, h.storeConfig(next, b))
 		for _, t := range taken {
-			if t.Root == "" { // of evict policies the root tells
+			if t.Root == "" { // for an evict policy, the root identifies it
 				h.log.Info("policy replaced", "role", t.Role.String(), "was", t.From)
 			}
 		}
@@ -75,7 +75,7 @@ func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []strin
 		changed = append(changed, "the module of policy "+label)
 	}
 	h.live.Store(next)
-	if err := h.server.Reload(rules, users, next.Capacity()); err != nil { // the file system took the socket away: no client can connect anyhow
+	if err := h.server.Reload(rules, users, next.Capacity()); err != nil { // the socket's file system took it away, so that no client can connect anyway
 		h.log.Error("sockets keep their mode", "error", err)
 	}
 	return changed, nil

@@ -34,7 +34,7 @@ func (h *Host) openSpans(ctx context.Context) error {
 // exportTimeout is how long a collector may take for one export. No request waits for it.
 const exportTimeout = 10 * time.Second
 
-// spansConfig is a configuration in the form of the tracer.
+// spansConfig returns the configuration of the tracer.
 func spansConfig(ctx context.Context, c *config.Config, log *slog.Logger) (out spans.Config, err error) {
 	o := c.OTLP
 	if o.Endpoint == "" {

@@ -2,7 +2,7 @@ package host
 
 import "github.com/kvhost/kvhost/host/internal/proto"
 
-// Status is the part of the Status call that the server cannot answer itself.
+// Status returns the part of the status that the server does not know.
 func (h *Host) Status() *proto.StatusResponse {
 	out := h.figures.Status()
 	select {
