@@ -18,8 +18,8 @@ import (
 
 var errKey = errors.New("want a key of `cosign generate-key-pair`, or a PEM of ECDSA in PKCS #8")
 
-// readCosignKey reads the key that signs as cosign does: one of `cosign generate-key-pair`, by its password in COSIGN_PASSWORD, or one
-// that is not locked.
+// readCosignKey reads a key for signatures like cosign's. The key may be one of `cosign generate-key-pair`, with its password in
+// COSIGN_PASSWORD, or a key without a password.
 func (r *release) readCosignKey(path string) error {
 	if path == "" {
 		return nil
@@ -54,7 +54,7 @@ func (r *release) readCosignKey(path string) error {
 	return nil
 }
 
-// unlock opens a key that cosign has locked with a password.
+// unlock decrypts a key that cosign has encrypted with a password.
 func unlock(text []byte, password string) ([]byte, error) {
 	var locked struct {
 		KDF struct {
@@ -86,7 +86,7 @@ func unlock(text []byte, password string) ([]byte, error) {
 	return open, nil
 }
 
-// signText is cosign's signature of a text. The same key and text give the same one.
+// signText returns cosign's signature of a text. It is the same each time for a key and a text.
 func signText(key *ecdsa.PrivateKey, text []byte) (string, error) {
 	sum := sha256.Sum256(text)
 	signature, err := key.Sign(nil, sum[:], crypto.SHA256)
@@ -102,8 +102,8 @@ func signBlob(key *ecdsa.PrivateKey, text []byte, path string) error {
 	return os.WriteFile(path, []byte(signature), 0o644)
 }
 
-// signImage adds the signature of an image to its layout, where `cosign save` has it and under the tag that `cosign verify` asks a
-// registry for.
+// signImage adds the signature of an image to its layout. It is stored in the place that `cosign save` uses, under the tag that `cosign
+// verify` looks up in a registry.
 func signImage(l *layout, key *ecdsa.PrivateKey, digest string) (descriptor, error) {
 	payload := fmt.Appendf(nil, `{"critical":{"identity":{"docker-reference":"kvhost"},"image":{"docker-manifest-digest":"%s"},`+
 		`"type":"cosign container image signature"},"optional":null}`, digest)

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// Media types of https://github.com/opencontainers/image-spec, and of what cosign 2 signs.
+// Media types of https://github.com/opencontainers/image-spec, and of the payload that cosign 2 signs.
 const (
 	indexType     = "application/vnd.oci.image.index.v1+json"
 	manifestType  = "application/vnd.oci.image.manifest.v1+json"
@@ -23,7 +23,7 @@ const (
 	signatureType = "application/vnd.dev.cosign.simplesigning.v1+json"
 )
 
-// descriptor says where something is: under its digest.
+// descriptor refers to a blob by its digest.
 type descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -37,7 +37,7 @@ type platform struct {
 	OS           string `json:"os"`
 }
 
-// manifest is one of an image, or an index of them.
+// manifest is the manifest of an image, or an index of manifests.
 type manifest struct {
 	Schema    int          `json:"schemaVersion"`
 	MediaType string       `json:"mediaType,omitempty"`
@@ -46,7 +46,7 @@ type manifest struct {
 	Manifests []descriptor `json:"manifests,omitempty"`
 }
 
-// imageConfig is what a container of an image has, in the form of OCI.
+// imageConfig is the configuration of an image's containers, in the form of OCI.
 type imageConfig struct {
 	Created string `json:"created"`
 	platform
@@ -65,18 +65,18 @@ type imageConfig struct {
 	} `json:"rootfs"`
 }
 
-// imageUser is the user of the image, and of the manifests.
+// imageUser is the user in the image and in the manifests.
 const imageUser = 10001
 
-// dockerfile is what the Dockerfile adds to its base.
+// dockerfile holds the additions of the Dockerfile to its base.
 type dockerfile struct {
 	image    imageConfig
-	settings string // of /etc/kvhost/kvhost.toml
+	settings string // content of /etc/kvhost/kvhost.toml
 }
 
 var settingsLine = regexp.MustCompile(`(?m)^ +'(.*)' `)
 
-// readDockerfile reads ours, so that there is one text of what an image has.
+// readDockerfile parses the project's Dockerfile, so that the content of an image is described in one place.
 func readDockerfile(text string) (*dockerfile, error) {
 	d := &dockerfile{}
 	for _, line := range settingsLine.FindAllStringSubmatch(text, -1) {
@@ -105,10 +105,10 @@ func readDockerfile(text string) (*dockerfile, error) {
 	return d, errors.Join(errs...)
 }
 
-// layout is an OCI image layout that grows.
+// layout is an OCI image layout to which images are added.
 type layout struct {
 	names []string
-	blobs map[string][]byte // by their names
+	blobs map[string][]byte // by name
 }
 
 func (l *layout) file(name string, text []byte) {
@@ -129,7 +129,7 @@ func (l *layout) addJSON(kind string, what any) (descriptor, error) {
 	return l.add(kind, text), err
 }
 
-// addManifest adds an image of layers.
+// addManifest adds an image that consists of layers.
 func (l *layout) addManifest(config any, layers ...descriptor) (descriptor, error) {
 	at, err := l.addJSON(configType, config)
 	if err != nil {
@@ -138,9 +138,9 @@ func (l *layout) addManifest(config any, layers ...descriptor) (descriptor, erro
 	return l.addJSON(manifestType, manifest{Schema: 2, MediaType: manifestType, Config: &at, Layers: layers})
 }
 
-// image writes the image of all architectures as an archive of an OCI layout, which skopeo, buildah, podman and docker load, and cosign
-// verifies when it is unpacked. No daemon and no registry is asked: below is the base of each architecture, above it what the Dockerfile
-// adds.
+// image writes the image of all architectures as an archive of an OCI layout. skopeo, buildah, podman and docker can load it, and cosign
+// can verify it after unpacking. No daemon and no registry is needed: the base of each architecture is in r.base, and the additions come
+// from the Dockerfile.
 func (r *release) image(binaries map[string]string) error {
 	if r.base == "" {
 		fmt.Println("there is no image: -base names no directory of bases")
@@ -192,7 +192,7 @@ func (r *release) image(binaries map[string]string) error {
 	return errors.Join(t.Close(), os.WriteFile(filepath.Join(r.out, "kvhost_"+r.version+"_image.tar"), out.Bytes(), 0o644))
 }
 
-// architecture adds the image of one.
+// architecture adds the image of one architecture.
 func (r *release) architecture(l *layout, from *dockerfile, arch, binary string) (descriptor, error) {
 	base, err := os.ReadFile(filepath.Join(r.base, arch+".tar"))
 	if err != nil {

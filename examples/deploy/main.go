@@ -1,7 +1,7 @@
-// Command deploy writes what a release consists of: for each architecture a tarball, a deb, an rpm and a wheel for Python, and a
-// bill of the materials in the binary; the Helm chart; and their checksums. With -release the image, notes and signatures come with it.
-// Two runs on one commit, and on the same bases of the image, write the same bytes.
-// The tests install, run and check what is in this directory and what the command writes.
+// Command deploy writes the files of a release: for each architecture a tarball, a deb, an rpm, a wheel for Python, and a bill of the
+// binary's materials; the Helm chart; and the checksums. With -release it also writes the image, the notes and the signatures. Two runs on
+// one commit, and on the same bases of the image, write the same bytes. The tests install, run and check the content of this directory and
+// the output of the command.
 //
 //	go run ./examples/deploy -version 1.2.3 -nfpm .build/bin/nfpm   # in the top directory
 //	go run ./examples/deploy -version 1.2.3 -manual bin/manual      # the manual alone
@@ -29,16 +29,16 @@ type release struct {
 	version string
 	out     string
 	nfpm    string
-	overlay string            // of go build; empty: none
-	key     string            // file of minisign's key that signs; empty: none does
-	cosign  *ecdsa.PrivateKey // that signs, too; nil: none does
-	base    string            // directory of what the image stands on; empty: there is no image
+	overlay string            // overlay for go build; empty means none
+	key     string            // file of the minisign key for signatures; empty means none
+	cosign  *ecdsa.PrivateKey // key for cosign signatures; nil means none
+	base    string            // directory of the image's bases; empty means that no image is written
 	archs   []string
-	strict  bool      // only the version of a release will do
-	epoch   time.Time // of all files
-	own     string    // the binary of this machine's architecture
+	strict  bool      // refuse any version but that of a release
+	epoch   time.Time // time of all files
+	own     string    // binary for this machine's architecture
 	html    string    // directory of the manual as a site
-	man     string    // directory of the manual's pages
+	man     string    // directory of the manual pages
 	share   string    // directory of completions and documents
 }
 
@@ -134,8 +134,8 @@ func (r *release) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// packageVersion is a version that begins with a digit, as packages need, and in which what comes before a release has a ~: dpkg and
-// rpm sort that before the release, and keep the - for what they add themselves.
+// packageVersion converts a version to the form of packages. It begins with a digit. The suffix of a version before a release begins with
+// ~, because dpkg and rpm sort that before the release, and use - for their own suffixes.
 func packageVersion(version string) string {
 	version = strings.TrimPrefix(version, "v")
 	if version == "" || version[0] < '0' || version[0] > '9' || !strings.Contains(version, ".") {
@@ -144,7 +144,7 @@ func packageVersion(version string) string {
 	return strings.ReplaceAll(version, "-", "~")
 }
 
-// date is that of SOURCE_DATE_EPOCH, or of the commit.
+// date sets the time of all files to SOURCE_DATE_EPOCH, or to that of the commit.
 func (r *release) date(ctx context.Context) error {
 	text := os.Getenv("SOURCE_DATE_EPOCH")
 	if text == "" {
@@ -162,7 +162,7 @@ func (r *release) date(ctx context.Context) error {
 	return nil
 }
 
-// build makes the binary of an architecture.
+// build builds the binary for an architecture.
 func (r *release) build(ctx context.Context, arch, binary string) error {
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags=grpcnotrace", "-buildvcs=false", "-overlay", r.overlay,
 		"-ldflags", "-s -w -X main.version="+r.version+" -X github.com/kvhost/kvhost/host/command.wheel="+wheelVersion(r.version), "-o", binary, "./cmd/kvhost")
@@ -173,7 +173,7 @@ func (r *release) build(ctx context.Context, arch, binary string) error {
 	return nil
 }
 
-// packages writes all that holds a binary.
+// packages writes all packages that contain a binary.
 func (r *release) packages(ctx context.Context, arch, base, binary string) error {
 	bill, err := materials(binary, r.version)
 	if err != nil {
@@ -197,7 +197,7 @@ func (r *release) packages(ctx context.Context, arch, base, binary string) error
 	return nil
 }
 
-// inTarball are the files that go with the binary.
+// inTarball lists the files that accompany the binary.
 var inTarball = []string{
 	"LICENSE", "README.md", "examples/kvhost.toml", "examples/deploy/kvhost.toml",
 	"examples/deploy/systemd/kvhost.service", "examples/deploy/systemd/kvhost@.service", "examples/monitoring/alerts.yml",
@@ -220,7 +220,7 @@ func (r *release) tarball(name, binary string) error {
 	})
 }
 
-// checksums writes SHA256SUMS, which sha256sum -c reads.
+// checksums writes SHA256SUMS for sha256sum -c.
 func (r *release) checksums() error {
 	list, err := os.ReadDir(r.out)
 	if err != nil {

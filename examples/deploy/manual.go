@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// manual writes the manual's pages, kvhost.1 and one for each command below it, and kvhost.toml.5, into a directory: what the
-// command says of itself, by a binary that runs here.
+// manual writes manual pages into a directory: kvhost.1, one for each subcommand, and kvhost.toml.5. Their content is the help
+// of a binary that can run here.
 func (r *release) manual(ctx context.Context, binary, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -28,7 +28,7 @@ func (r *release) manual(ctx context.Context, binary, dir string) error {
 	page = func(words []string, short string) error {
 		help, err := run(append(words, "--help-all")...)
 		if err != nil {
-			help, err = run(append(words, "--help")...) // it has no settings
+			help, err = run(append(words, "--help")...) // the command has no settings
 		}
 		if err != nil {
 			return err
@@ -63,7 +63,7 @@ func (r *release) manual(ctx context.Context, binary, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "kvhost.toml.5"), []byte(text), 0o644)
 }
 
-// shared writes completions for shells, and the changelog with links that lead from anywhere.
+// shared writes completions for shells, and the changelog with absolute links.
 func (r *release) shared(ctx context.Context, binary, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -94,8 +94,8 @@ func linked(name string, text []byte) []byte {
 	})
 }
 
-// page is a text in roff. What ends in a colon at the left is a heading, what is indented stays as it is, and the rest is
-// filled.
+// page converts a text to roff. A line at the left that ends in a colon is a heading, indented lines stay unchanged, and the
+// rest is filled.
 func (r *release) page(name, section, short, text string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, ".TH %s %s %s \"kvhost %s\"\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n", strings.ToUpper(name), section,
@@ -119,7 +119,7 @@ func (r *release) page(name, section, short, text string) string {
 	return b.String()
 }
 
-// escape keeps roff from reading anything into a line.
+// escape escapes the characters of a line that roff would interpret.
 func escape(line string) string {
 	line = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(line)
 	if strings.HasPrefix(line, ".") || strings.HasPrefix(line, "'") {
@@ -128,7 +128,7 @@ func escape(line string) string {
 	return line
 }
 
-// pages are the names of a manual's files, whose directory this program has written.
+// pages returns the file names of a manual in a directory that this program has written.
 func pages(dir string) (names []string) {
 	files, _ := os.ReadDir(dir)
 	for _, f := range files {

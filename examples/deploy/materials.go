@@ -33,7 +33,8 @@ type property struct {
 	Value string `json:"value"`
 }
 
-// materials lists what Go says is in a binary: the modules, with the checksums of go.sum, and the standard library.
+// materials lists the contents of a binary as Go reports them: the modules, with the checksums of go.sum, and the
+// standard library.
 func materials(binary, version string) ([]byte, error) {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {

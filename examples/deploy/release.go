@@ -16,10 +16,10 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// releaseVersion is that of a release or of its candidate, as packages have it.
+// releaseVersion matches the version of a release or of its candidate, in the form of packages.
 var releaseVersion = regexp.MustCompile(`^(\d+\.\d+\.\d+)(~rc\.\d+)?$`)
 
-// isRelease refuses a version that is none, or another than the sources say.
+// isRelease returns an error unless the version is that of a release and matches the sources.
 func (r *release) isRelease() error {
 	v := releaseVersion.FindStringSubmatch(r.version)
 	if v == nil {
@@ -35,7 +35,7 @@ func (r *release) isRelease() error {
 	return nil
 }
 
-// chartVersion is a package's version by Semantic Versioning, which Helm wants.
+// chartVersion converts a package's version to Semantic Versioning, which Helm requires.
 func chartVersion(version string) string { return strings.Replace(version, "~", "-", 1) }
 
 var versionInChart = regexp.MustCompile(`(?m)^(version: |appVersion: ).*$`)
@@ -93,7 +93,8 @@ func (r *release) entry(t *tar.Writer, name string, mode int64, text []byte) err
 	return err
 }
 
-// notes writes NOTES.md: what the changelog says of the release, how to upgrade, and what the next ones keep.
+// notes writes NOTES.md: the changelog of the release, the instructions for an upgrade, and the guarantees for later
+// releases.
 func (r *release) notes() error {
 	const changes, promises = ".github/CHANGELOG.md", "host/docs/releases.md"
 	log, err := os.ReadFile(changes)
@@ -111,12 +112,12 @@ func (r *release) notes() error {
 	if err != nil {
 		return err
 	}
-	_, kept, _ = bytes.Cut(kept, []byte("\n")) // its title
+	_, kept, _ = bytes.Cut(kept, []byte("\n")) // without its title
 	text := append(linked(changes, []byte("# kvhost "+chartVersion(r.version)+"\n\n"+of)), linked(promises, kept)...)
 	return os.WriteFile(filepath.Join(r.out, "NOTES.md"), text, 0o644)
 }
 
-// section is what a document has below a heading of the second order; empty: it has none.
+// section returns the text below a heading of the second level. It is empty if there is none.
 func section(text, title string) string {
 	_, text, found := strings.Cut(text, "\n## "+title+"\n")
 	if !found {
@@ -126,7 +127,7 @@ func section(text, title string) string {
 	return strings.TrimSpace(text) + "\n"
 }
 
-// sign writes the signatures of SHA256SUMS: each by the key that is given.
+// sign writes the signatures of SHA256SUMS, one for each given key.
 func (r *release) sign() error {
 	sums, err := os.ReadFile(filepath.Join(r.out, "SHA256SUMS"))
 	if err != nil {
@@ -140,7 +141,8 @@ func (r *release) sign() error {
 	return r.minisign(sums)
 }
 
-// minisign writes SHA256SUMS.minisig by a key of `minisign -G -W`, or of -G with its password in MINISIGN_PASSWORD.
+// minisign writes SHA256SUMS.minisig with a key of `minisign -G -W`, or of `minisign -G` with its password in
+// MINISIGN_PASSWORD.
 func (r *release) minisign(sums []byte) error {
 	if r.key == "" {
 		fmt.Println("SHA256SUMS has no signature of minisign's: MINISIGN_KEY names no key file")

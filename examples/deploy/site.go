@@ -26,11 +26,11 @@ import (
 //go:embed site
 var site embed.FS
 
-// sitePage is a document as a page.
+// sitePage is a page that is made from a document.
 type sitePage struct {
-	From string // path of its Markdown in the repository
+	From string // path of the Markdown file in the repository
 	File string
-	Menu string // its name in the list of pages
+	Menu string // name in the menu
 }
 
 type siteGroup struct {
@@ -38,7 +38,7 @@ type siteGroup struct {
 	Pages []sitePage
 }
 
-// sitePages are the pages of the manual, as their list shows them.
+// sitePages are the pages of the manual in the order of the menu.
 var sitePages = []siteGroup{
 	{"Use", []sitePage{
 		{"README.md", "index.html", "kvhost"}, {"host/docs/get-started.md", "get-started.html", "Get started"},
@@ -60,7 +60,7 @@ var sitePages = []siteGroup{
 	}},
 }
 
-// siteSection is what is found of a page.
+// siteSection is a section of a page in the search index.
 type siteSection struct {
 	File  string `json:"file"`
 	Page  string `json:"page"`
@@ -69,7 +69,8 @@ type siteSection struct {
 	Text  string `json:"text"`
 }
 
-// site writes the manual as a site that needs no server and no network: a page for each document, and what searches them.
+// site writes the manual as a site that needs no server and no network: a page for each document, and a search over
+// them.
 func (r *release) site(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -79,7 +80,7 @@ func (r *release) site(dir string) error {
 		return err
 	}
 	const settings = "examples/kvhost.toml"
-	pages := map[string]string{settings: filepath.Base(settings)} // by the paths of their Markdown
+	pages := map[string]string{settings: filepath.Base(settings)} // by the path of the Markdown file
 	for _, g := range sitePages {
 		for _, p := range g.Pages {
 			pages[p.From] = p.File
@@ -122,14 +123,14 @@ func (r *release) site(dir string) error {
 	return errors.Join(errs...)
 }
 
-// sitePageOf is a document in HTML, with links that lead to pages of the site where it has them; its sections; and the images that it
-// shows.
+// sitePageOf converts a document to HTML. Links lead to pages of the site if it has them. sections are the sections of the page, and images
+// are the images that it shows.
 func sitePageOf(p sitePage, source []byte, pages map[string]string) (body template.HTML, sections []siteSection, images []string, err error) {
 	md := goldmark.New(
 		goldmark.WithExtensions(extension.Strikethrough, extension.Linkify,
-			extension.NewTable(extension.WithTableCellAlignMethod(extension.TableCellAlignAttribute))), // a style would need another content policy
+			extension.NewTable(extension.WithTableCellAlignMethod(extension.TableCellAlignAttribute))), // a style attribute would need another content policy
 		goldmark.WithParserOptions(parser.WithAutoHeadingID()),
-		goldmark.WithRendererOptions(html.WithUnsafe()), // for comments and <a name="">; the text is ours
+		goldmark.WithRendererOptions(html.WithUnsafe()), // for comments and <a name="">, since the text is trusted
 	)
 	doc := md.Parser().Parse(text.NewReader(source), parser.WithContext(parser.NewContext(parser.WithIDs(&slugs{}))))
 	err = ast.Walk(doc, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
@@ -176,7 +177,7 @@ func sitePageOf(p sitePage, source []byte, pages map[string]string) (body templa
 	return template.HTML(inBox), sections, images, nil
 }
 
-// siteLink is where a link of a document leads from its page.
+// siteLink returns the target of a document's link, relative to its page.
 func siteLink(from, to string, pages map[string]string) string {
 	file, at, _ := strings.Cut(to, "#")
 	if strings.Contains(to, ":") || file == "" {
@@ -192,10 +193,10 @@ func siteLink(from, to string, pages map[string]string) string {
 	return "https://github.com/kvhost/kvhost/blob/main/" + file + at
 }
 
-// plain is the text of a node, in one line.
+// plain returns the text of a node in one line.
 func plain(n ast.Node, source []byte) string {
 	var b strings.Builder
-	_ = ast.Walk(n, func(n ast.Node, entering bool) (ast.WalkStatus, error) { // the function gives no errors
+	_ = ast.Walk(n, func(n ast.Node, entering bool) (ast.WalkStatus, error) { // the function returns no errors
 		switch n := n.(type) {
 		case *ast.Text:
 			if entering {
@@ -229,10 +230,10 @@ func plain(n ast.Node, source []byte) string {
 	return strings.Join(strings.Fields(b.String()), " ")
 }
 
-// target is what a link leads to.
+// target matches the target of a link.
 var target = regexp.MustCompile(`\]\([^)]*\)`)
 
-// slugs names headings as GitHub does, where the same links lead.
+// slugs names headings as GitHub does, so that the same links work there.
 type slugs struct{ taken map[string]int }
 
 func (s *slugs) Generate(value []byte, _ ast.NodeKind) []byte {

@@ -20,7 +20,7 @@ import (
 // pythonClient is the directory of the Python client.
 const pythonClient = "host/client/python"
 
-// project is what a wheel has of the client's pyproject.toml.
+// project holds the fields of the client's pyproject.toml that a wheel needs.
 type project struct {
 	Project struct {
 		Name, Version, Description string
@@ -32,20 +32,20 @@ type project struct {
 	}
 }
 
-// wheelMachine names an architecture as wheels do.
+// wheelMachine maps architectures to their names in wheels.
 var wheelMachine = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
 
-// gitVersion is a version between two releases, as .ci/version makes it.
+// gitVersion matches a version between two releases, as .ci/version makes it.
 var gitVersion = regexp.MustCompile(`~git(\d+)\.`)
 
-// wheelVersion is a package's version by PEP 440.
+// wheelVersion converts a package's version to the form of PEP 440.
 func wheelVersion(version string) string {
 	version = gitVersion.ReplaceAllString(version, ".dev$1+")
 	version = strings.Replace(version, "~rc.", "rc", 1)
 	return strings.Replace(version, "~", ".dev0+", 1)
 }
 
-// wheel writes a binary with the Python client and its connectors, in the binary distribution format of
+// wheel writes a wheel with a binary, the Python client and its connectors, in the binary distribution format of
 // https://packaging.python.org/en/latest/specifications/binary-distribution-format/.
 func (r *release) wheel(arch, binary string) error {
 	var p project
@@ -55,7 +55,7 @@ func (r *release) wheel(arch, binary string) error {
 	version := wheelVersion(r.version)
 	name := p.Project.Name + "-" + version
 	tag := "py3-none-manylinux_2_17_" + wheelMachine[arch]
-	files := map[string][]byte{} // by their paths in the wheel
+	files := map[string][]byte{} // by path in the wheel
 	read := func(as, path string) (err error) {
 		files[as], err = os.ReadFile(path)
 		return err
@@ -80,7 +80,7 @@ func (r *release) wheel(arch, binary string) error {
 	if err != nil {
 		return err
 	}
-	share := map[string]string{ // files by their places below share
+	share := map[string]string{ // files by path below share
 		"bash-completion/completions/kvhost":    filepath.Join(r.share, "bash"),
 		"fish/vendor_completions.d/kvhost.fish": filepath.Join(r.share, "fish"),
 		"zsh/site-functions/_kvhost":            filepath.Join(r.share, "zsh"),
@@ -141,7 +141,7 @@ func (p *project) entryPoints() []byte {
 	return b.Bytes()
 }
 
-// zip writes an archive of files in their order, of which one is a program.
+// zip writes an archive of files in the given order. One of them is executable.
 func (r *release) zip(path string, names []string, files map[string][]byte, program string) error {
 	var b bytes.Buffer
 	z := zip.NewWriter(&b)
