@@ -2,14 +2,14 @@ package abi
 
 import "unsafe"
 
-// FeatureHints is the bit of Info.Features that says that REQUEST_END events carry hints.
+// FeatureHints is the bit of Info.Features that announces hints in REQUEST_END events.
 const FeatureHints = 1 << 0
 
-// EndReason is why a request ended.
+// EndReason is the reason for the end of a request.
 type EndReason uint8
 
 const (
-	EndUnknown  EndReason = 0 // the engine did not tell
+	EndUnknown  EndReason = 0 // the engine gave no reason
 	EndStop     EndReason = 1 // the model stopped
 	EndLength   EndReason = 2 // the limit of output tokens was reached
 	EndToolCall EndReason = 3 // the model called a tool: its answer is likely to continue the prefix
@@ -25,7 +25,7 @@ func (r EndReason) String() string {
 	return endReasons[EndUnknown]
 }
 
-// ParseEndReason is the inverse of String; other text is EndUnknown.
+// ParseEndReason is the inverse of String. Any other text is EndUnknown.
 func ParseEndReason(text string) EndReason {
 	for r, name := range endReasons {
 		if name == text {
@@ -35,19 +35,19 @@ func ParseEndReason(text string) EndReason {
 	return EndUnknown
 }
 
-// Hints are what an engine tells about a request when it ends. The zero value tells nothing.
+// Hints are facts about a request that the engine knows at its end. The zero value gives none.
 type Hints struct {
 	Reason    EndReason
-	TokensIn  uint32 // of the prompt
-	TokensOut uint32 // generated
-	Priority  int32  // as the engine schedules: lower goes first
-	ReturnMS  uint32 // the prefix is expected to be used again after so many milliseconds; 0: unknown
+	TokensIn  uint32 // tokens of the prompt
+	TokensOut uint32 // generated tokens
+	Priority  int32  // priority in the engine's scheduler; lower goes first
+	ReturnMS  uint32 // expected milliseconds until the prefix is used again; 0 means unknown
 }
 
-// RequestEnd is the record of an OpRequestEnd. It has the size of an [Event], and Op, Request, Tenant and Time where an
-// Event has them; the other fields are the [Hints].
+// RequestEnd is the record of an OpRequestEnd. It has the size of an [Event]. Op, Request, Tenant and Time are at the
+// same offsets as in an Event, and the other fields are the [Hints].
 type RequestEnd struct {
-	Slot      uint32 // None: a request is no entry
+	Slot      uint32 // None, because a request is not an entry
 	_         uint32
 	ReturnMS  uint64
 	Priority  int32
@@ -65,7 +65,7 @@ type RequestEnd struct {
 // RequestEndSize is the stride of a [RequestEnd].
 const RequestEndSize = EventSize
 
-// NewRequestEnd returns a request's end as a record of the EVENTS buffer.
+// NewRequestEnd returns the end of a request as a record of the EVENTS buffer.
 func NewRequestEnd(request, tenant uint32, h Hints, now uint64) Event {
 	r := RequestEnd{
 		Slot: None, Op: OpRequestEnd, Request: request, Tenant: tenant, Time: now,
@@ -74,5 +74,5 @@ func NewRequestEnd(request, tenant uint32, h Hints, now uint64) Event {
 	return *(*Event)(unsafe.Pointer(&r))
 }
 
-// RequestEnd is the record of an event with OpRequestEnd. It shares the event's memory.
+// RequestEnd returns the record of an event with OpRequestEnd. It shares the event's memory.
 func (e *Event) RequestEnd() *RequestEnd { return (*RequestEnd)(unsafe.Pointer(e)) }

@@ -8,26 +8,27 @@ import (
 	"strconv"
 )
 
-// Manifest describes a module without running it: the JSON text of the custom section [ManifestSection].
+// Manifest describes a module without running it. It is the JSON text of the custom section [ManifestSection].
 type Manifest struct {
 	Name        string            `json:"name"`
 	Version     string            `json:"version"`
 	ABI         int               `json:"abi"`
 	Description string            `json:"description,omitempty"`
 	Roles       []string          `json:"roles"`
-	Grants      []string          `json:"grants,omitempty"`       // wanted: clock, metrics, random, wasi-stub
-	MemoryPages uint32            `json:"memory_pages,omitempty"` // most 64 KiB pages it needs, at the largest MaxSlots it is made for
+	Grants      []string          `json:"grants,omitempty"`       // requested grants: clock, metrics, random, wasi-stub
+	MemoryPages uint32            `json:"memory_pages,omitempty"` // most pages of 64 KiB that the module needs, for the largest MaxSlots that it supports
 	Fuel        *FuelHints        `json:"fuel,omitempty"`
-	Counters    []string          `json:"counters,omitempty"` // counter_add ids are indexes into this list
-	Config      map[string]Option `json:"config,omitempty"`   // keys the policy reads; others are refused
+	Counters    []string          `json:"counters,omitempty"` // names of the counters; counter_add takes an index into this list
+	Config      map[string]Option `json:"config,omitempty"`   // keys that the policy reads; other keys are refused
 	StateFormat string            `json:"state_format,omitempty"`
-	// VictimsAhead is how many victims may be named before they are needed: for policies that order entries by last touch,
-	// so that those named first are still the right ones when others have been touched. 0 for one that is to be asked anew.
+	// VictimsAhead is the number of victims that may be named before they are needed. It is for policies that order entries by
+	// last touch: the entries named first are then still the right ones after others have been touched. With 0 the policy is
+	// asked each time.
 	VictimsAhead uint32 `json:"victims_ahead,omitempty"`
 	MinHost      string `json:"min_host,omitempty"`
 }
 
-// FuelHints are what a module expects to spend; the operator's limits win.
+// FuelHints are a module's expected costs. The operator's limits take precedence.
 type FuelHints struct {
 	Call   uint64 `json:"call"`   // per call
 	Record uint64 `json:"record"` // per record of a batch
@@ -41,7 +42,7 @@ type Option struct {
 	Help    string `json:"help,omitempty"`
 }
 
-// Grants a module can ask for. A grant is given when the manifest asks for it and the configuration allows it.
+// Grants that a module can request. A grant is given if the manifest requests it and the configuration allows it.
 const (
 	GrantClock    = "clock"
 	GrantMetrics  = "metrics"
@@ -49,8 +50,8 @@ const (
 	GrantWASIStub = "wasi-stub"
 )
 
-// ParseManifest reads a manifest strictly: unknown fields, roles or grants, and another ABI, are errors, and so is text
-// that two readers could understand differently.
+// ParseManifest parses a manifest strictly. Unknown fields, roles and grants, another ABI, and text that two readers
+// could interpret differently are errors.
 func ParseManifest(text []byte) (Manifest, error) {
 	var m Manifest
 	if len(text) > MaxManifestBytes {
@@ -70,7 +71,7 @@ func ParseManifest(text []byte) (Manifest, error) {
 	return m, m.Validate()
 }
 
-// Validate checks what can be checked without the module.
+// Validate checks everything that does not need the module.
 func (m Manifest) Validate() error {
 	if m.Name == "" {
 		return fmt.Errorf("abi: manifest: no name")
@@ -121,10 +122,10 @@ func (m Manifest) Validate() error {
 	return nil
 }
 
-// MaxMemoryPages is all a 32-bit memory can have: 4 GiB.
+// MaxMemoryPages is the maximum size of a 32-bit memory: 4 GiB.
 const MaxMemoryPages = 65536
 
-// MaxVictimsAhead bounds [Manifest].VictimsAhead.
+// MaxVictimsAhead is the maximum of [Manifest].VictimsAhead.
 const MaxVictimsAhead = 256
 
 func (o Option) validate(key string) error {
@@ -139,7 +140,7 @@ func (o Option) validate(key string) error {
 	return nil
 }
 
-// Accepts says whether text is a value of the option's type.
+// Accepts reports whether text is a value of the option's type.
 func (o Option) Accepts(text string) bool {
 	var err error
 	switch o.Type {

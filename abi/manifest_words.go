@@ -11,18 +11,18 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of a manifest. Its words appear in logs, metrics and tables.
+// Limits of a manifest. Its texts appear in logs, metrics and tables.
 const (
 	MaxManifestBytes = 64 << 10
 
-	maxWord       = 64   // bytes of a name, a version, a unit
-	maxSentence   = 1024 // bytes of a description, a default
-	maxListed     = 256  // counters, and settings
-	manifestDepth = 3    // of objects: the manifest, config, a setting
+	maxWord       = 64   // bytes of a name, a version or a unit
+	maxSentence   = 1024 // bytes of a description or a default
+	maxListed     = 256  // number of counters, and of settings
+	manifestDepth = 3    // depth of objects: the manifest, config, and a setting
 )
 
-// unambiguous refuses JSON that readers understand differently: text that is not UTF-8, a key twice in an object, a key
-// that differs from a field only in case.
+// unambiguous returns an error for JSON that two readers could interpret differently: text that is not UTF-8, a key
+// twice in an object, or a key that differs from a field only in case.
 func unambiguous(text []byte) error {
 	if !utf8.Valid(text) {
 		return errors.New("not UTF-8")
@@ -31,7 +31,7 @@ func unambiguous(text []byte) error {
 	return uniqueKeys(d, nil)
 }
 
-// manifestFields are the keys of the object at a path; nil where they are the author's.
+// manifestFields returns the keys of the object at a path. It returns nil if the author chooses the keys.
 func manifestFields(path []string) []string {
 	switch {
 	case len(path) == 0:
@@ -45,7 +45,7 @@ func manifestFields(path []string) []string {
 	return nil
 }
 
-// uniqueKeys checks the keys of the next value, which stands at a path of keys.
+// uniqueKeys checks the keys of the next value. path is the path of keys to that value.
 func uniqueKeys(d *json.Decoder, path []string) error {
 	t, err := d.Token()
 	if err != nil {
@@ -89,7 +89,7 @@ func uniqueKeys(d *json.Decoder, path []string) error {
 	return err
 }
 
-// validateWords checks what people will read, and what names something elsewhere.
+// validateWords checks the texts that people will read, and the names that are used elsewhere.
 func (m Manifest) validateWords() error {
 	check := func(what, text string, most int, fits func(rune) bool) error {
 		if len(text) > most {
@@ -126,7 +126,7 @@ func (m Manifest) validateWords() error {
 	return errors.Join(errs...)
 }
 
-// inName is a character of a name.
+// inName reports whether a character may be part of a name.
 func inName(r rune) bool {
 	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._+-", r)
 }

@@ -3,7 +3,7 @@ package abi
 // Version is the ABI's major version. A module of another version is refused by its marker export.
 const Version = 1
 
-// Names a module exports. Roles are recognised by the exports that are present (see [Role.Exports]).
+// Names of a module's exports. Roles are recognised by the exports that are present: see [Role.Exports].
 const (
 	ExportMarker     = "kvhost_abi_1" // func (): found by scanning the export section, never called
 	ExportMemory     = "memory"
@@ -20,7 +20,7 @@ const (
 	ExportLoad       = "kv_load"      // func (len i32) -> status i32
 )
 
-// Modules and functions a guest may import.
+// Modules and functions that a guest may import.
 const (
 	ImportModule     = "kvhost_1"
 	ImportLogEnabled = "log_enabled" // func (level i32) -> i32: always granted
@@ -35,31 +35,31 @@ const (
 // ManifestSection is the custom section that holds a module's [Manifest] as JSON.
 const ManifestSection = "kvhost.manifest"
 
-// Buffer kinds, the first argument of kv_buffer. A kind's pointer stays valid until kv_buffer is called for that kind
-// again, which the host does at init and when it needs more room, never per call.
+// Buffer kinds, which are the first argument of kv_buffer. The pointer of a kind stays valid until kv_buffer is called
+// for that kind again. The host does so at init and when it needs more room, but not for each call.
 const (
 	BufferInfo   = 0 // kv_init, kv_namespace
 	BufferEvents = 1 // kv_events, kv_step
 	BufferArgs   = 2 // kv_step's Ask; kv_admit, kv_place, kv_layout
 	BufferResult = 3 // every answer
-	BufferRoots  = 4 // RootFacts for kv_place; a guest may answer 0: it does not choose roots
+	BufferRoots  = 4 // RootFacts for kv_place; a guest may return 0 if it does not choose roots
 	BufferState  = 5 // kv_save, kv_load
 	BufferKinds  = 6
 )
 
-// Status is the outcome of a guest call. Zero is success, a positive one asks the host to use its own default for this
-// call, a negative one is a fault: the host drops the instance.
+// Status is the outcome of a guest call. Zero means success. A positive status asks the host to use its default for
+// this call. A negative status is a fault, after which the host drops the instance.
 type Status int32
 
 const (
 	StatusOK       Status = 0
-	StatusDefault  Status = 1  // no answer: the host's default applies
-	StatusBadInput Status = -1 // an argument the guest cannot read (unknown stride, unknown namespace)
+	StatusDefault  Status = 1  // no answer, so the host's default applies
+	StatusBadInput Status = -1 // the guest cannot read an argument (unknown stride or namespace)
 	StatusNoSpace  Status = -2 // the guest has no room for its input
 	StatusInternal Status = -3 // the guest detected an inconsistency
 )
 
-// Pack joins a status and a count into the i64 result of the calls that answer with records.
+// Pack combines a status and a count to the i64 result of calls that answer with records.
 func Pack(s Status, count uint32) uint64 { return uint64(uint32(s))<<32 | uint64(count) }
 
 // Unpack splits the i64 result of a call.
@@ -73,7 +73,7 @@ const (
 	LevelError = 3
 )
 
-// None marks an absent slot (no parent resident), an absent root (host's choice) or any tenant (in [Ask]).
+// None stands for an absent slot (no resident parent), an absent root (the host chooses) or any tenant (in [Ask]).
 const None uint32 = 0xffffffff
 
 // SizeUnit is the unit of every size field that is a u32: 4 KiB.

@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// Release is this host's release, compared with a manifest's min_host. It is raised when a host offers modules something
-// that an earlier one did not.
+// Release is this host's release, which is compared with a manifest's min_host. It is raised when a host offers modules a new
+// feature.
 const Release = "0.3"
 
-// release parses at most three numbers separated by points; missing ones are 0.
+// release parses at most three numbers separated by points. Missing numbers are 0.
 func release(text string) (r [3]int, err error) {
 	parts := strings.Split(text, ".")
 	if len(parts) > len(r) {
@@ -25,7 +25,7 @@ func release(text string) (r [3]int, err error) {
 	return r, nil
 }
 
-// Runs says whether a host of a release is recent enough for the module.
+// Runs returns an error if a host of a release is too old for the module.
 func (m *Manifest) Runs(host string) error {
 	if m.MinHost == "" {
 		return nil

@@ -6,10 +6,10 @@ import "fmt"
 type Role uint8
 
 const (
-	RoleEvict  Role = iota // which entries of a root go
-	RoleAdmit              // which entries are stored at all
-	RolePlace              // which path and root a piece gets
-	RoleLayout             // how a payload's page bytes are ordered
+	RoleEvict  Role = iota // decides which entries of a root are evicted
+	RoleAdmit              // decides which entries are stored at all
+	RolePlace              // decides about the path and the root of a piece
+	RoleLayout             // decides about the order of a payload's page bytes
 	Roles
 )
 
@@ -39,5 +39,5 @@ var roleExports = [Roles][]string{
 	RoleLayout: {ExportLayout},
 }
 
-// Exports are the functions that a module with this role must have, all of them.
+// Exports returns the functions that a module with this role must export.
 func (r Role) Exports() []string { return roleExports[r] }

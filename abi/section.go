@@ -8,13 +8,13 @@ import (
 	"slices"
 )
 
-// wasmHeader begins every core module: the magic and binary version 1.
+// wasmHeader is the beginning of every core module: the magic and binary version 1.
 var wasmHeader = []byte("\x00asm\x01\x00\x00\x00")
 
-// errModule is what a reader of sections says of bytes that have none.
+// errModule means that the bytes are not a module.
 var errModule = errors.New("abi: not a core WebAssembly module")
 
-// CustomSection gives the content of the first custom section of that name, and false when the module has none.
+// CustomSection returns the content of the first custom section with a name. It returns false if the module has none.
 func CustomSection(module []byte, name string) ([]byte, bool, error) {
 	var found []byte
 	ok := false
@@ -26,7 +26,7 @@ func CustomSection(module []byte, name string) ([]byte, bool, error) {
 	return found, ok, err
 }
 
-// WithCustomSection gives the module with one custom section of that name, at its end, in place of any that it had.
+// WithCustomSection returns the module with one custom section of a name at its end, which replaces any earlier ones.
 func WithCustomSection(module []byte, name string, data []byte) ([]byte, error) {
 	out := slices.Clone(wasmHeader)
 	err := eachSection(module, func(section []byte, custom string, _ []byte) {
@@ -43,7 +43,7 @@ func WithCustomSection(module []byte, name string, data []byte) ([]byte, error) 
 	return append(out, body...), nil
 }
 
-// eachSection calls f with each section, whole, and a custom one's name and content.
+// eachSection calls f for each whole section, with the name and the content of a custom one.
 func eachSection(module []byte, f func(section []byte, custom string, data []byte)) error {
 	rest, ok := bytes.CutPrefix(module, wasmHeader)
 	if !ok {
@@ -68,7 +68,7 @@ func eachSection(module []byte, f func(section []byte, custom string, data []byt
 	return nil
 }
 
-// sized reads bytes that follow their length, and says how many both take.
+// sized reads bytes that follow their length. n is the number of bytes of both.
 func sized(b []byte) (content []byte, n int, ok bool) {
 	size, k := binary.Uvarint(b)
 	if k <= 0 || k > 5 || size > uint64(len(b)-k) {

@@ -4,7 +4,7 @@ package abi
 
 import "embed"
 
-// Sources are the kits for policies, as a host hands them out: this package and the Go kit, C's header and Rust's crate,
+// Sources holds the kits that a host copies into policy projects: this package, the Go kit, the C header and the Rust crate,
 // each in its directory. Guests do not embed them.
 //
 //go:embed *.go guest c/kvhost.h c/kvhost.mk rust/Cargo.toml rust/kvhost.mk rust/src

@@ -1,2 +1,3 @@
-// Package admit gives a module the role "admit": import it and register an [guest.Admitter] with Export in an init function.
+// Package admit gives a module the role "admit". Import it and register a [guest.Admitter] with Export in an init
+// function.
 package admit

@@ -1,2 +1,3 @@
-// Package evict gives a module the role "evict": import it and register an [guest.Evictor] with Export in an init function.
+// Package evict gives a module the role "evict". Import it and register a [guest.Evictor] with Export in an init
+// function.
 package evict

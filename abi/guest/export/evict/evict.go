@@ -25,7 +25,7 @@ func Export[T guest.Evictor](make func(guest.Info) (T, error)) {
 func kvEvents(n, stride uint32) int32 {
 	b := export.Buffer(abi.BufferEvents)
 	if stride == abi.EventSize && n-1 < uint32(len(b))/abi.EventSize && policy != nil {
-		policy.Events(unsafe.Slice((*abi.Event)(unsafe.Pointer(unsafe.SliceData(b))), n)) // the common case, by itself
+		policy.Events(unsafe.Slice((*abi.Event)(unsafe.Pointer(unsafe.SliceData(b))), n)) // the common case has a call of its own
 		return int32(abi.StatusOK)
 	}
 	batch, ok := export.Records[abi.Event](b, n, stride)

@@ -1,2 +1,3 @@
-// Package place gives a module the role "place": import it and register a [guest.Placer] with Export in an init function.
+// Package place gives a module the role "place". Import it and register a [guest.Placer] with Export in an init
+// function.
 package place

@@ -24,7 +24,7 @@ func Export[T guest.Placer](make func(guest.Info) (T, error)) {
 	})
 }
 
-// roots are the records of the ROOTS buffer.
+// roots returns the records of the ROOTS buffer.
 func roots() []abi.RootFacts {
 	b := export.Buffer(abi.BufferRoots)
 	if len(b) < abi.RootsHeaderSize {
@@ -33,7 +33,7 @@ func roots() []abi.RootFacts {
 	h := (*abi.RootsHeader)(unsafe.Pointer(&b[0]))
 	facts, ok := export.Records[abi.RootFacts](b[abi.RootsHeaderSize:], h.Count, h.Stride)
 	if ok {
-		h.Stride = abi.RootFactsSize // they stand together now
+		h.Stride = abi.RootFactsSize // the records are adjacent now
 	}
 	return facts
 }

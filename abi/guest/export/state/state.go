@@ -30,7 +30,7 @@ func kvSave(limit uint32) uint64 {
 	if len(state) > int(limit) {
 		return abi.Pack(abi.StatusNoSpace, 0)
 	}
-	copy(b, state) // nothing moves when it was written in place
+	copy(b, state) // copies nothing if the state was written in place
 	return abi.Pack(abi.StatusOK, uint32(len(state)))
 }
 
@@ -45,7 +45,7 @@ func kvLoad(n uint32) int32 {
 	}
 	if err := s.Load(b[:n]); err != nil {
 		export.Fail(err)
-		return int32(abi.StatusDefault) // it is as new
+		return int32(abi.StatusDefault) // the policy is as after New
 	}
 	return int32(abi.StatusOK)
 }

@@ -32,11 +32,11 @@ func kvBuffer(kind, n uint32) uint32 {
 	return uint32(uintptr(unsafe.Pointer(&buffers[kind][0])))
 }
 
-// Buffer is a kind's memory, empty until the host has asked for it.
+// Buffer returns the memory of a kind of buffer. It is empty until the host has asked for the buffer.
 func Buffer(kind int) []byte { return buffers[kind] }
 
-// Records are the n records of the batch in b, read in place. Records of a newer host may be longer than this
-// guest's T: they are moved together first, which overwrites what T does not know.
+// Records returns the n records of the batch in b without a copy. Records of a newer host may be longer than this
+// guest's T. They are first moved together, which overwrites the parts that T does not have.
 func Records[T any](b []byte, n, stride uint32) ([]T, bool) {
 	size := uint32(unsafe.Sizeof(*new(T)))
 	if stride < size || uint64(n)*uint64(stride) > uint64(len(b)) {
@@ -53,7 +53,7 @@ func Records[T any](b []byte, n, stride uint32) ([]T, bool) {
 	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), n), true
 }
 
-// Result is the RESULT buffer as an array of T.
+// Result returns the RESULT buffer as an array of T.
 func Result[T any]() []T {
 	b := buffers[abi.BufferResult]
 	n := uintptr(len(b)) / unsafe.Sizeof(*new(T))

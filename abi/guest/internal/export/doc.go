@@ -1,4 +1,4 @@
-// Package export is the part of a Go guest that its roles share: what the host calls whatever the roles are, and the
-// buffers that the host reads and writes, 16-aligned, allocated when the host asks for them and never moved afterwards. A
-// batch is read in place, because a record's memory layout is its wire layout.
+// Package export is the part of a Go guest that all roles share: the functions that the host calls for any role, and the
+// buffers that the host reads and writes. Buffers are aligned to 16 bytes, are allocated when the host asks for them, and never
+// move afterwards. A batch is read in place, because a record's memory layout is its wire layout.
 package export

@@ -17,10 +17,10 @@ var (
 	strides    abi.Info
 )
 
-// Register adds a policy, to be made when the host calls kv_init. The role packages call it.
+// Register adds a policy that is made when the host calls kv_init. The role packages call it.
 func Register(make func(guest.Info) (any, error)) { makers = append(makers, make) }
 
-// Saver is the first registered policy that keeps state, or nil.
+// Saver returns the first registered policy that keeps state, or nil.
 func Saver() guest.Saver {
 	for _, p := range policies {
 		if s, ok := p.(guest.Saver); ok {
@@ -30,16 +30,16 @@ func Saver() guest.Saver {
 	return nil
 }
 
-// Strides are what the host announced.
+// Strides returns the strides that the host announced.
 func Strides() *abi.Info { return &strides }
 
 //go:wasmimport kvhost_1 fail
 func hostFail(text string)
 
-// Fail gives the host the text for the negative status that follows.
+// Fail gives the host a text for the negative status that follows.
 func Fail(err error) { hostFail(err.Error()) }
 
-// The marker says which ABI the module speaks. The host looks for its name and never calls it.
+// marker names the ABI of the module. The host looks for its name and never calls it.
 //
 //go:wasmexport kvhost_abi_1
 func marker() {}
