@@ -1,14 +1,15 @@
-// Package arc is the first-party eviction policy "arc", the adaptive replacement cache: t1 holds entries used once, t2
-// those used again, both in order of last use; b1 and b2 remember what left them. An entry that comes back while b1
-// remembers it says that t1 was too small, one in b2 that t2 was, and the target p for t1's size moves accordingly.
+// Package arc is the first-party eviction policy "arc", the adaptive replacement cache. List t1 holds entries that were
+// used once, and t2 those that were used again, both in order of last use. The ghost lists b1 and b2 hold the entries
+// that have left t1 and t2. If an entry returns that is in b1, t1 was too small; if it is in b2, t2 was too small. The
+// target p for the size of t1 changes accordingly.
 //
 // N. Megiddo, D. S. Modha, ARC: A Self-Tuning, Low Overhead Replacement Cache, FAST 2003, figure 4.
 //
-// One difference from the paper: the host asks for victims before it says what they make room for, so REPLACE works with
-// p as the previous miss left it, and its tie rule for entries in b2 (take from t1 when it has exactly p) does not apply.
-// What the paper does to b1 and b2 before REPLACE is done when the new entry is known.
+// There is one difference from the paper: the host asks for victims before it names the entry that needs the room. REPLACE
+// therefore uses the p of the previous miss. Its tie rule for entries in b2 (take from t1 if it has exactly p) does not apply.
+// The changes of b1 and b2 that the paper makes before REPLACE are made when the new entry is known.
 //
-// O(1) per event.
+// An event takes O(1).
 package arc
 
 import (
@@ -31,7 +32,7 @@ type Policy struct {
 	target   uint64 // p
 }
 
-// New makes an empty policy.
+// New returns an empty policy.
 func New(info guest.Info) (*Policy, error) {
 	t, err := slots.NewTable(info.MaxSlots, slots.Ghosts(info.MaxSlots, 100)+info.MaxVictims, b2)
 	if err != nil {
@@ -43,7 +44,7 @@ func New(info guest.Info) (*Policy, error) {
 // Events applies a batch.
 func (p *Policy) Events(batch []abi.Event) { p.t.Apply(batch, p) }
 
-// Touch is a hit.
+// Touch handles a hit.
 func (p *Policy) Touch(slot uint32) {
 	if p.t.In(slot) == t2 {
 		p.t.Renew(slot)
@@ -52,7 +53,7 @@ func (p *Policy) Touch(slot uint32) {
 	}
 }
 
-// Insert is a miss.
+// Insert handles a miss.
 func (p *Policy) Insert(ev *abi.Event) {
 	ghost := p.t.Ghost(ev.Key)
 	if ghost == slots.None {
@@ -71,13 +72,13 @@ func (p *Policy) Insert(ev *abi.Event) {
 	p.t.Insert(ev, t2)
 }
 
-// trim keeps |t1|+|b1| within c and all four lists within 2c.
+// trim keeps |t1|+|b1| within c, and all four lists together within 2c.
 func (p *Policy) trim() {
 	p.t.TrimGhosts(b1, p.capacity-min(p.capacity, p.t.Units(t1)))
 	p.t.TrimGhosts(b2, 2*p.capacity-min(2*p.capacity, p.t.Units(t1)+p.t.Units(t2)+p.t.Units(b1)))
 }
 
-// Remove remembers what was evicted.
+// Remove makes an evicted entry a ghost.
 func (p *Policy) Remove(slot uint32) {
 	e := *p.t.At(slot)
 	to := b1
@@ -90,8 +91,8 @@ func (p *Policy) Remove(slot uint32) {
 	}
 }
 
-// Victims is REPLACE: the oldest of t1 while that is above its target, of t2 otherwise, and of the other when one has
-// nothing that may be named.
+// Victims is REPLACE. It takes the oldest entry of t1 while t1 is larger than its target, and otherwise the oldest of
+// t2. If no entry of one list may be named, it takes from the other.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	a := p.t.Ask(ask, dst)
 	old1, old2 := p.t.Back(t1), p.t.Back(t2)

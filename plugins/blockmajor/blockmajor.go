@@ -1,7 +1,8 @@
-// Package blockmajor is the layout policy "blockmajor": all pages of block 0, then all of block 1, and so on, each
-// block's planes by layer and part. A block is one contiguous run, so that a load of part of a chunk reads only what it
-// needs; the price is that no layer is complete before the last block has landed, and one segment per block and plane.
-// Where that would be more segments than a plan may have, a few blocks share each.
+// Package blockmajor is the layout policy "blockmajor". The pages of block 0 come first, then those of block 1, and so
+// on. Within a block, the planes are ordered by layer and part. A block is one contiguous run, so a load of a part of a
+// chunk reads only that part. There are two costs: no layer is complete before the last block has arrived, and there is
+// a segment for each block and plane. If that would be more segments than a plan may have, each segment covers a few
+// blocks.
 package blockmajor
 
 import (
@@ -15,10 +16,10 @@ import (
 // Policy is a [guest.Layouter].
 type Policy struct{}
 
-// New makes the policy; it keeps nothing.
+// New returns the policy, which has no state.
 func New(guest.Info) (*Policy, error) { return &Policy{}, nil }
 
-// maxSegments is how many segments a plan may have.
+// maxSegments is the maximum number of segments of a plan.
 const maxSegments = 1 << 16
 
 // Layout orders pages by block, then by layer, then by part.

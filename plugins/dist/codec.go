@@ -10,29 +10,29 @@ import (
 )
 
 const (
-	// Suffix is how the name of a compressed module ends.
+	// Suffix is the suffix of a compressed module's file name.
 	Suffix = ".wasm.zst"
-	// Base is the module that is the dictionary of the others: the one that has the most of the runtime.
+	// Base is the module that serves as the dictionary for the others. It contains the most of the Go runtime.
 	Base = "fanout"
 )
 
-// errModule is returned for bytes that no module was compressed to, or that were compressed with another base.
+// errModule means that the bytes are not a compressed module, or that it was compressed with another base.
 var errModule = errors.New("dist: not a compressed module, or its base was rebuilt since: run `make plugins`")
 
-// maxModule bounds what is decompressed.
+// maxModule is the maximum size of a decompressed module.
 const maxModule = 64 << 20
 
-// dictionary names a base, so that a module is not decompressed with another one. Zstandard reserves the lowest and the
-// highest identifiers.
+// dictionary returns an identifier of a base, so that a module is not decompressed with another base. It avoids the
+// lowest and the highest identifiers, which Zstandard reserves.
 func dictionary(base []byte) uint32 {
-	// Its last section is the digest of all that it was built from
+	// The last section of the base is a digest of its inputs.
 	sum := sha256.Sum256(base[len(base)-min(len(base), 4096):])
 	return binary.LittleEndian.Uint32(sum[:])&0x3fffffff | 1<<16
 }
 
-// Encode compresses a module for embedding. Most of one that was built by Go is the Go runtime, which is nearly the same in
-// each: so one module, the base, is compressed as it is (a nil base), and serves as the dictionary of all others, which
-// shrink to a tenth instead of a quarter.
+// Encode compresses a module for embedding. Modules that were built by Go consist mostly of the Go runtime, which is nearly the
+// same in each. So one module, the base, is compressed by itself (with a nil base). It then serves as the dictionary for all
+// others, which shrink to a tenth instead of a quarter.
 func Encode(module, base []byte) ([]byte, error) {
 	options := []zstd.EOption{
 		zstd.WithEncoderLevel(zstd.SpeedBestCompression), zstd.WithWindowSize(8 << 20), zstd.WithEncoderConcurrency(1),
@@ -47,13 +47,13 @@ func Encode(module, base []byte) ([]byte, error) {
 	return e.EncodeAll(module, nil), nil
 }
 
-// hasBase says whether a module was compressed with a base.
+// hasBase reports whether a module was compressed with a base.
 func hasBase(packed []byte) bool {
 	var h zstd.Header
 	return h.Decode(packed) == nil && h.DictionaryID != 0
 }
 
-// Decode gives the module that was encoded with this base. The bytes are checked against the frame's checksum.
+// Decode decompresses a module that was compressed with this base. It verifies the frame's checksum.
 func Decode(packed, base []byte) ([]byte, error) {
 	options := []zstd.DOption{zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxModule)}
 	if base != nil {

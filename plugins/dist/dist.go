@@ -1,7 +1,7 @@
-// Package dist embeds the first-party policies that were built to wasm next to this file, so that one binary holds them.
+// Package dist embeds first-party policies that were built to wasm, so that the binary needs no other files.
 //
-// Whatever *.wasm.zst is in this directory when the host is compiled is embedded. Nothing needs to be built first:
-// without any, the host still builds, and uses the native policies. Build them with
+// It embeds every *.wasm.zst in this directory at the time of compilation. The files need not exist: without them the host
+// still builds, and uses the native policies. Build them with
 //
 //	go run ./plugins/internal/build
 package dist
@@ -19,10 +19,10 @@ import (
 //go:embed *
 var files embed.FS
 
-// Names are the embedded policies without ".wasm", sorted.
+// Names returns the names of the embedded policies without ".wasm", sorted.
 func Names() []string {
 	var names []string
-	entries, _ := files.ReadDir(".") // an embedded root is always readable
+	entries, _ := files.ReadDir(".") // cannot fail for an embedded directory
 	for _, e := range entries {
 		if name, ok := strings.CutSuffix(e.Name(), Suffix); ok && !e.IsDir() {
 			names = append(names, name)
@@ -31,7 +31,8 @@ func Names() []string {
 	return names
 }
 
-// Read decompresses a policy by name, with or without ".wasm". The error matches [fs.ErrNotExist] when it is not there.
+// Read decompresses a policy, given its name with or without ".wasm". For an unknown name the error matches
+// [fs.ErrNotExist].
 func Read(name string) ([]byte, error) {
 	name = strings.TrimSuffix(name, ".wasm")
 	packed, err := files.ReadFile(name + Suffix)

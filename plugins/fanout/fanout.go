@@ -1,11 +1,12 @@
-// Package fanout is the first-party place policy "fanout": one directory per namespace, hash directories below it, one
-// file per piece.
+// Package fanout is the first-party place policy "fanout". Each namespace has a directory with hash directories below
+// it, and each piece has a file.
 //
 //	<namespace>/<ab>/<c>/<key>_g<group>_r<rank>.kv
 //
-// The namespace directory is the first 32 hexadecimal digits of the SHA-256 of the namespace's text; ab and c are the
-// key's first digits. Keys are hashes, so pieces spread evenly; the default of 4,096 directories per namespace keeps
-// each of them small enough to read and few enough to create. The name holds the whole identity.
+// The name of the namespace's directory is the first 32 hexadecimal digits of the SHA-256 of its text. ab and c are the
+// first digits of the key. Keys are hashes, so pieces are spread evenly. The default of 4,096 directories per namespace
+// keeps each directory small enough to read, and their number small enough to create. The file name contains the whole
+// identity of the piece.
 package fanout
 
 import (
@@ -19,16 +20,16 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 )
 
-// Config keys.
+// Configuration keys.
 const (
-	ConfigWidths  = "widths" // hexadecimal digits of each directory level, "2/1"
+	ConfigWidths  = "widths" // number of hexadecimal digits for each directory level, for example "2/1"
 	defaultWidths = "2/1"
 )
 
 const (
 	namespaceDigits = 32
 	maxLevels       = 4
-	maxDigits       = 8 // over all levels
+	maxDigits       = 8 // most digits of all levels together
 	suffix          = ".kv"
 )
 
@@ -42,7 +43,7 @@ type Policy struct {
 	known  []bool
 }
 
-// New reads the widths.
+// New parses the widths.
 func New(info guest.Info) (*Policy, error) {
 	p := &Policy{
 		names: make([]dirName, info.MaxNamespaces),
@@ -62,7 +63,7 @@ func New(info guest.Info) (*Policy, error) {
 	return p, nil
 }
 
-// Namespace learns a namespace's directory.
+// Namespace sets the directory of a namespace.
 func (p *Policy) Namespace(id uint32, text string) {
 	if uint64(id) >= uint64(len(p.names)) {
 		return
@@ -72,10 +73,10 @@ func (p *Policy) Namespace(id uint32, text string) {
 	p.known[id] = true
 }
 
-// longest is more than any path of ours takes, and what is written behind its end.
+// longest is the buffer size for any path, including the bytes written behind its end.
 const longest = 256
 
-// Place appends the path. It appends nothing for a namespace that it was not told, or for a key it cannot spell.
+// Place appends the path. It appends nothing for an unknown namespace, or for a key of an invalid length.
 func (p *Policy) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte, uint32) {
 	if uint64(q.Namespace) >= uint64(len(p.known)) || !p.known[q.Namespace] {
 		return dst, abi.None
@@ -84,7 +85,7 @@ func (p *Policy) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte
 		return dst, abi.None
 	}
 	at := len(dst)
-	if cap(dst)-at >= longest { // as in a guest's RESULT, and in what the host gives
+	if cap(dst)-at >= longest { // always so in a guest's RESULT and in the host's buffers
 		n := p.write(q, unsafe.Pointer(&dst[:at+1][at]))
 		return dst[:at+n], abi.None
 	}
@@ -93,14 +94,14 @@ func (p *Policy) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte
 	return append(dst, b[:n]...), abi.None
 }
 
-// write puts a path at to, where there is room for the longest, and gives its length. It writes eight bytes at a time, some
-// of them behind the end, and has no loop over the key: in a Go guest a loop, a check of an index and a copy by the runtime
-// each cost more than what they do here. Numbers are little-endian, in memory as in every record.
+// write writes a path to a buffer that has room for longest bytes, and returns its length. It writes eight bytes at a time,
+// some of them behind the end of the path, and has no loop over the key. In a Go guest, a loop, an index check and a copy by
+// the runtime would each cost more than this work. Numbers are little-endian in memory, as in every record.
 func (p *Policy) write(q *abi.PlaceQuery, to unsafe.Pointer) int {
 	dir, from := (*[namespaceDigits / 8]uint64)(to), (*[namespaceDigits / 8]uint64)(unsafe.Pointer(&p.names[q.Namespace]))
 	dir[0], dir[1], dir[2], dir[3] = from[0], from[1], from[2], from[3]
 	words := (*[abi.KeyBytes / 4]uint32)(unsafe.Pointer(&q.Key))
-	first := spell(words[0]) // New sees to it that eight digits suffice
+	first := spell(words[0]) // New makes sure that eight digits are enough
 	n := uintptr(namespaceDigits)
 	digits := first
 	for _, w := range p.widths {
@@ -146,8 +147,8 @@ func putUint(b *[longest]byte, n uint8, v uint32) uint8 {
 	return n
 }
 
-// spell gives the eight hexadecimal digits of four bytes, all at once: a loop over bytes is most of what a path costs in
-// a Go guest. Both numbers are little-endian in memory, as every record is.
+// spell returns the eight hexadecimal digits of four bytes. It converts all at once, because a loop over bytes would be most of
+// the cost of a path in a Go guest. Both numbers are little-endian in memory, as in every record.
 func spell(word uint32) uint64 {
 	const every = 0x0101010101010101
 	x := uint64(word)

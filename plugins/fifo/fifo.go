@@ -1,5 +1,5 @@
-// Package fifo is the first-party eviction policy "fifo": the entry that was stored first goes first, however often it
-// was used since. After a restart the order is that of last touch, which is what the host replays.
+// Package fifo is the first-party eviction policy "fifo". It evicts the entry that was stored first, regardless of its
+// uses. After a restart the order is that of the last touch, in which the host replays the entries.
 package fifo
 
 import (
@@ -11,7 +11,7 @@ import (
 // Policy is a [guest.Evictor].
 type Policy struct{ order slotlist.List }
 
-// New makes an empty policy for info.MaxSlots slots.
+// New returns an empty policy for info.MaxSlots slots.
 func New(info guest.Info) (*Policy, error) {
 	return &Policy{order: slotlist.New(info.MaxSlots)}, nil
 }

@@ -1,6 +1,6 @@
-// Package layermajor is the first-party layout policy "layermajor": layer 0 K, layer 0 V, layer 1 K, ... with one
-// segment per plane over all blocks of the chunk, so that a layer is one contiguous run that can be verified and
-// signalled as it lands, in the order in which a forward pass wants it.
+// Package layermajor is the first-party layout policy "layermajor": layer 0 K, layer 0 V, layer 1 K, and so on. Each
+// plane has one segment over all blocks of the chunk. A layer is therefore one contiguous run that can be verified and
+// reported as it arrives, in the order in which a forward pass needs it.
 package layermajor
 
 import (
@@ -14,7 +14,7 @@ import (
 // Policy is a [guest.Layouter].
 type Policy struct{}
 
-// New makes the policy; it keeps nothing.
+// New returns the policy, which has no state.
 func New(guest.Info) (*Policy, error) { return &Policy{}, nil }
 
 // Layout orders the planes by layer, then by part.

@@ -6,7 +6,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// appendUint writes a decimal number.
+// appendUint appends a decimal number.
 func appendUint(dst []byte, v uint32) []byte {
 	if v < 10 {
 		return append(dst, '0'+byte(v))
@@ -20,7 +20,7 @@ func appendUint(dst []byte, v uint32) []byte {
 	return append(dst, b[i:]...)
 }
 
-// appendKey writes a query's key in hexadecimal. It appends nothing when the key's length is wrong.
+// appendKey appends a query's key in hexadecimal. It appends nothing if the key's length is not valid.
 func appendKey(dst []byte, q *abi.PlaceQuery) []byte {
 	if q.KeyLen > abi.KeyBytes {
 		return dst

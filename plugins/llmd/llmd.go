@@ -1,15 +1,15 @@
-// Package llmd is the place policy "llmd": files are named as llm-d and vLLM's file-system tier name them, so that a
-// directory of theirs can be read, and one of ours looks like theirs.
+// Package llmd is the place policy "llmd". It names files like llm-d and vLLM's file-system tier, so that their names can be
+// read here and the names of kvhost look like theirs.
 //
 //	<model>_<digest>_r<rank>/<hhh>/<hh>_g<group>/<hash>.bin
 //
-// hhh and hh are the first three and the next two hexadecimal digits of the hash. Slashes in the model's name become
-// underscores; so does every other byte that a path may not hold. The digest is the first 12 hexadecimal digits of a
-// SHA-256: in vLLM of a JSON text of the fields that must agree. A namespace that carries this text, in its field
-// "llmd.config", gets vLLM's own digest; any other gets that of the namespace's text. Theirs know nothing of the model's
-// revision, ours does.
+// hhh and hh are the first three and the next two hexadecimal digits of the hash. In the model's name, slashes and all bytes
+// that a path may not contain become underscores. The digest is the first 12 hexadecimal digits of a SHA-256. In vLLM it is
+// that of a JSON text with the fields that must agree. A namespace with this text in its field "llmd.config" gets vLLM's
+// digest. Any other namespace gets the digest of its own text. vLLM's text does not contain the model's revision, and that of a
+// namespace does.
 //
-// Only names are alike: whether the bytes are is for the layout policy and the file's header to say.
+// Only the names are alike. Whether the contents are depends on the layout policy and on the file's header.
 package llmd
 
 import (
@@ -23,27 +23,27 @@ import (
 
 const (
 	fieldModel  = "model="
-	fieldConfig = "extra.llmd.config=" // as in the text of a namespace
+	fieldConfig = "extra.llmd.config=" // prefix of the field in the text of a namespace
 
 	digestDigits = 12
-	maxModel     = 200 // bytes: a path's component has 255
-	minKey       = 3   // bytes: five digits make directories
+	maxModel     = 200 // bytes; a component of a path can have 255
+	minKey       = 3   // bytes; the directories need five digits
 	suffix       = ".bin"
 )
 
 // Policy is a [guest.Placer] and a [guest.Namespacer].
 type Policy struct {
-	bases  []string // by namespace: <model>_<digest>, empty when it is not known
+	bases  []string // <model>_<digest> by namespace; empty if unknown
 	byBase map[string]uint32
 }
 
-// New makes the policy; it has no settings.
+// New returns the policy, which has no settings.
 func New(info guest.Info) (*Policy, error) {
 	return &Policy{bases: make([]string, info.MaxNamespaces), byBase: make(map[string]uint32)}, nil
 }
 
-// Namespace learns a namespace's directory. Of two namespaces with the same directory the first has it; for the other
-// Place has no answer.
+// Namespace sets the directory of a namespace. If two namespaces would have the same directory, the first gets it, and
+// Place gives no answer for the other.
 func (p *Policy) Namespace(id uint32, text string) {
 	if uint64(id) >= uint64(len(p.bases)) {
 		return
@@ -88,7 +88,7 @@ func sanitize(model string) string {
 	return string(b)
 }
 
-// plain are the bytes that a path's component may hold.
+// plain reports whether a component of a path may contain a byte.
 func plain(c byte) bool {
 	switch {
 	case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
@@ -97,7 +97,7 @@ func plain(c byte) bool {
 	return strings.IndexByte("._=@+-", c) >= 0
 }
 
-// Place appends the path. It appends nothing for a namespace that it was not told, or for a key it cannot spell.
+// Place appends the path. It appends nothing for an unknown namespace, or for a key of an invalid length.
 func (p *Policy) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte, uint32) {
 	if uint64(q.Namespace) >= uint64(len(p.bases)) || p.bases[q.Namespace] == "" || q.KeyLen < minKey || q.KeyLen > abi.KeyBytes {
 		return dst, abi.None

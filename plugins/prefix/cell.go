@@ -2,22 +2,23 @@ package prefix
 
 import "math/bits"
 
-// A cell holds the candidate segments of one baseline, weight level and bucket of age, oldest first. They share an
-// index, so a tournament over the cells that are not empty finds the next victim.
+// cell is the list of the candidate segments with the same baseline, weight level and bucket of age, oldest first. They
+// have the same index, so a tournament over the cells that are not empty finds the next victim.
 type cell struct{ first, last uint32 }
 
 const (
-	leaves = 1 << 14 // of the tournament; at least cells
+	leaves = 1 << 14 // leaves of the tournament, at least one for each cell
 	never  = 1<<32 - 1
 )
 
-// ranking orders the segments by what they are worth: the model's index of each cell, and a tournament over the cells.
+// ranking orders the segments by their value. It holds the model, which gives each cell its index, and a tournament
+// over the cells.
 type ranking struct {
 	pool
 	model model
-	now   uint32        // ticks
+	now   uint32        // present time in ticks
 	moves int           // segments that this call may still move to another bucket
-	aged  uint64        // buckets of age that are not empty
+	aged  uint64        // buckets of age that are not empty, as bits
 	ages  [buckets]cell // all segments by age, oldest first
 	cells [cells]cell   // candidates
 	tree  [2 * leaves]uint32
@@ -36,9 +37,7 @@ func (p *ranking) cellOf(s *segment) uint32 {
 
 func (p *ranking) worth(c uint32) uint32 { return p.model.index[c] }
 
-// play sets a cell's standing and replays its matches.
-//
-//go:noinline
+// play sets the value of a cell in the tournament and replays its matches.
 func (p *ranking) play(c, worth uint32) {
 	t := &p.tree
 	i := leaves + c
@@ -53,7 +52,7 @@ func (p *ranking) play(c, worth uint32) {
 	}
 }
 
-// replay plays the matches of a row's cells anew, after it was fitted.
+// replay replays the matches of a row's cells after the row was fitted.
 func (p *ranking) replay(row int) {
 	for c := uint32(row * buckets); c < uint32(row*buckets+buckets); c++ {
 		if p.cells[c].first != none {
@@ -62,7 +61,7 @@ func (p *ranking) replay(row int) {
 	}
 }
 
-// worst is the cell of the segments that are worth least, or none.
+// worst returns the cell of the segments with the least value, or none.
 func (p *ranking) worst() uint32 {
 	t := &p.tree
 	if t[1] == never {
@@ -78,7 +77,8 @@ func (p *ranking) worst() uint32 {
 	return i - leaves
 }
 
-// cellWalk bounds the search for a segment's place by birth; beyond it the order within a cell is approximate.
+// cellWalk limits the search for a segment's place by birth. If it is reached, the order within the cell is only
+// approximate.
 const cellWalk = 8
 
 func (p *ranking) cellAdd(g uint32) {
@@ -88,7 +88,7 @@ func (p *ranking) cellAdd(g uint32) {
 	at := l.last
 	for k := 0; at != none && int32(p.segs.At(at).birth-s.birth) > 0; k++ {
 		if at = p.segs.At(at).left; k == cellWalk {
-			at = none // old for its cell: to the front
+			at = none // the segment is old for its cell, so it goes to the front
 		}
 	}
 	s.left = at
@@ -133,7 +133,8 @@ func (p *ranking) cellDel(g uint32) {
 	}
 }
 
-// refresh lists segment g as a candidate if its deepest chunk may go, and takes it off the list if not.
+// refresh makes segment g a candidate if its deepest chunk can be evicted. Otherwise it removes the segment from the
+// candidates.
 func (p *ranking) refresh(g uint32) {
 	s := p.segs.At(g)
 	may := s.n > 0 && !s.is(touching)
@@ -150,7 +151,7 @@ func (p *ranking) refresh(g uint32) {
 	}
 }
 
-// move changes what places a segment in its cell.
+// move changes the baseline and the level of a segment, which determine its cell.
 func (p *ranking) move(g uint32, base, level uint8) {
 	s := p.segs.At(g)
 	if s.base == base && s.level == level {
@@ -196,8 +197,9 @@ func (p *ranking) ageDel(g uint32) {
 	}
 }
 
-// advance moves the segments that have grown out of their bucket, oldest bucket first so that each list stays in order
-// of birth. Every one of them ends its stay with an entry in the model's books. It reports whether it got to the end.
+// advance moves the segments that have outgrown their bucket to the next one. It begins with the oldest bucket, so that
+// each list stays in order of birth. The end of a segment's stay in a bucket is recorded in the model. advance reports
+// whether it has moved all of them.
 func (p *ranking) advance() bool {
 	for rest := p.aged &^ (1 << (buckets - 1)); rest != 0; {
 		b := uint8(bits.Len64(rest) - 1)

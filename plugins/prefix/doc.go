@@ -1,32 +1,32 @@
-// Package prefix is the eviction policy that knows it is caching the prefixes of conversations.
+// Package prefix is an eviction policy for prefixes of conversations.
 //
-// The unit of decision is a segment: the run of chunks that one request touched last and that play one part in it. They
-// are reused together or not at all. Each segment has a Gittins index: the best ratio, over all horizons T, of P(reused
-// within T) to the expected time held until then, given its age. The segment with the lowest index is evicted first, and
-// within it the deepest chunk, so that the rest is always a usable prefix.
+// The unit of decision is a segment: the run of chunks that the same request touched last and that have the same part in it.
+// They are reused together or not at all. Each segment has a Gittins index, which depends on its age. It is the best ratio,
+// over all horizons T, of the probability of a reuse within T to the expected time until that reuse or T. The segment with the
+// lowest index is evicted first, and within it the deepest chunk, so that the rest is always a usable prefix.
 //
-// The probabilities are learned online, from every segment that ages, is reused, or is missed after it was evicted
-// (a bounded table of ghosts remembers those):
+// The probabilities are learned online from every segment that ages, is reused, or is missed after it was evicted.
+// Evicted segments are kept in a bounded table of ghosts. The probability has three factors:
 //
-//   - a baseline hazard of reuse over age, on a logarithmic scale, one per part (model.go): chunks that are new with
-//     this request, chunks that it found, its last chunk (a partial block that the next turn replaces), what was left
-//     over when a later request took another branch, prefixes that many branches share; and, for continuations, one
-//     per length of the pause before this turn, because people and agents keep their pace;
-//   - times a weight for what the request looked like (request.go): its turn number, and by how much it extended the
-//     conversation, began one, or branched off;
-//   - damped by a gamma frailty, because a segment that has lived long is likely to be a long-lived one. With frailty of
-//     unit variance survival is 1/(1+wH), which needs no exponential.
+//   - a baseline hazard of reuse over age, on a logarithmic scale, for each part (model.go). The parts are: chunks that
+//     are new with this request, chunks that it found, its last chunk (a partial block that the next turn replaces),
+//     chunks left over when a later request took another branch, and prefixes that many branches share. Continuations
+//     have a baseline for each length of the pause before this turn, because people and agents keep their pace.
+//   - a weight for the features of the request (request.go): its turn number, and by how much it extended the
+//     conversation, began one, or branched off.
+//   - a gamma frailty that dampens the weight with age, because a segment that has lived long is likely to be a long-lived one.
+//     With a frailty of unit variance, survival is 1/(1+wH), which needs no exponential.
 //
-// Nothing is assumed about the workload but this form. On a chat trace the policy learns that a first turn returns in
-// one case of three and that last chunks never do; on an agent trace it learns that everything returns and behaves like
-// least-recently-used; and it follows when one turns into the other, since the counts decay.
+// Nothing else is assumed about the workload. On a chat trace the policy learns that a first turn returns in one case
+// of three, and that last chunks never do. On an agent trace it learns that everything returns, and then behaves like
+// least-recently-used. Since the counts decay, it follows a change from one workload to the other.
 //
-// All arithmetic is on integers. Memory comes with the slots that are used, and is bounded: 48 bytes per slot, 68 per
-// segment with at most five segments (resident or ghost) per eight of these slots, and about half a megabyte of tables. An
-// event costs O(1) plus a tournament of fixed height when a cell of segments becomes empty or stops being so.
+// All arithmetic is on integers. Memory is allocated for the slots that are used: 48 bytes per slot, 68 bytes per segment with
+// at most five segments (resident or ghost) for eight slots, and about half a megabyte of tables. An event takes O(1), and
+// additionally a tournament of fixed height if a cell of segments becomes empty or non-empty.
 //
 // Related work: the Gittins index as an eviction rule and hit density over age (Beckmann, Chen, Cidon: LHD, NSDI 2018);
-// proportional hazards (Cox 1972) with frailty (Vaupel 1979); per-category reuse probability of KV blocks (KVCache Cache
-// in the Wild, ATC 2025); learned continuation probability (LPC, NeurIPS 2025); ghosts (ARC, FAST 2003).
-// host/docs/lab/2026-11-prefix.md says what was tried and what each part gives.
+// proportional hazards (Cox 1972) with frailty (Vaupel 1979); per-category reuse probability of KV blocks (KVCache Cache in the
+// Wild, ATC 2025); learned continuation probability (LPC, NeurIPS 2025); ghosts (ARC, FAST 2003).
+// host/docs/lab/2026-11-prefix.md describes the experiments and the gain of each part.
 package prefix

@@ -2,14 +2,14 @@ package prefix
 
 import "math/bits"
 
-// A fit turns the counts into hazards, weights and indexes. It is done in steps, so that no call takes long.
+// A fit converts the counts to hazards, weights and indexes. It is done in steps, so that no call takes long.
 const (
 	weightSteps = partLeft * features
 	firstRow    = parts + weightSteps
 	fitSteps    = firstRow + rows
 )
 
-// fit does one step, and returns the row it was about, or -1.
+// fit does one step. It returns the row that the step computed, or -1.
 func (m *model) fit(step int) int {
 	switch {
 	case step < parts:
@@ -23,7 +23,7 @@ func (m *model) fit(step int) int {
 	return -1
 }
 
-// place names the baseline and the weight level of a row.
+// place returns the baseline and the weight level of a row.
 func place(row int) (base, level int) {
 	if row < baseLeft*levels {
 		return row / levels, row % levels
@@ -31,8 +31,8 @@ func place(row int) (base, level int) {
 	return row - baseLeft*(levels-1), 0
 }
 
-// fitHazard estimates a part's hazard, an age with few observations leaning on the age before it, and each pause
-// group's, leaning on its part's.
+// fitHazard estimates the hazard of a part and of each of its pause groups. An age with few observations is pulled
+// towards the age before it, and a pause group towards its part.
 func (m *model) fitHazard(p int) {
 	first, last := int(partBase(uint8(p), 0)), int(partBase(uint8(p), pauses-1))
 	given := uint64(priorHazard)
@@ -46,7 +46,7 @@ func (m *model) fitHazard(p int) {
 	}
 }
 
-// hazardAt is fitHazard at one age: it returns the part's hazard.
+// hazardAt is fitHazard for one age. It returns the hazard of the part.
 func (m *model) hazardAt(first, last, b int, prior uint64) uint64 {
 	var n, d uint64
 	for base := first; base <= last; base++ {
@@ -61,11 +61,12 @@ func (m *model) hazardAt(first, last, b int, prior uint64) uint64 {
 	return whole
 }
 
-// weightMost bounds a weight and its inverse, as a power of two.
+// weightMost is the limit of a weight and of its inverse, as a power of two.
 const weightMost = 4
 
-// fitWeights estimates one feature's weights: for each value, reuses seen over reuses expected without it, leaning on
-// its neighbours. Values are ordered within groups of eight.
+// fitWeights estimates the weights of one feature. The weight of a value is the number of observed reuses divided by
+// the number expected without this feature, pulled towards the weights of neighbouring values. Values are ordered
+// within groups of eight.
 func (m *model) fitWeights(p, f int) {
 	seen, exp := &m.seen[p][f], &m.expected[p][f]
 	so, se := uint64(one), uint64(one)
@@ -98,11 +99,11 @@ func (m *model) fitWeights(p, f int) {
 
 const survivalOne = 1 << 30
 
-// fitRow computes, for a row, which is one baseline at one weight level, the effective weights and the Gittins index at every age.
+// fitRow computes the effective weights and the Gittins index of a row at every age. A row is one baseline at one weight level.
 //
-// With points (T, F), T the expected time held until the end of a bucket and F the probability of reuse by then, the
-// index at an age is the steepest slope from its point to a later one: an edge of the upper convex hull of what lies
-// ahead, which is built from the right.
+// Each end of a bucket is a point (T, F): T is the expected time until then, and F is the probability of a reuse by then. The index at an
+// age is the steepest slope from its point to a later one. It is an edge of the upper convex hull of the later points, which is built from
+// the right.
 func (m *model) fitRow(row int) {
 	var f, t points
 	base, l := place(row)
@@ -127,7 +128,7 @@ func (m *model) fitRow(row int) {
 // points are the coordinates of the ends of the buckets.
 type points [buckets + 1]uint64
 
-// survive computes survival under weight w: the points, and the weight that is left of w at each age.
+// survive computes survival under weight w: the points, and the remaining weight at each age.
 func (m *model) survive(w uint64, hazard *[buckets]uint32, f, t *points, eff *[buckets]uint16) {
 	const unit = one * weightOne
 	var cum uint64
@@ -142,7 +143,8 @@ func (m *model) survive(w uint64, hazard *[buckets]uint32, f, t *points, eff *[b
 	}
 }
 
-// steepest drops from the hull what is not on it seen from point b, and returns the slope of its first edge.
+// steepest removes the points from the hull that are not on it as seen from point b. It returns the slope of the hull's
+// first edge.
 func steepest(f, t *points, hull *[buckets + 1]uint8, top, b int) (int, uint64) {
 	fb, tb := f[b], t[b]
 	x := hull[top]
@@ -159,7 +161,7 @@ func steepest(f, t *points, hull *[buckets + 1]uint8, top, b int) (int, uint64) 
 	return top, best
 }
 
-// slopeOne scales a slope: f is at most survivalOne, so that the quotient keeps what fits.
+// slopeOne scales a slope. f is at most survivalOne, so the quotient does not overflow.
 const (
 	slopeOne  = 1 << 33
 	slopeTime = 1 << 24
@@ -172,10 +174,10 @@ const (
 	lgOne  = 1 << lgBits
 )
 
-// logTable is log2 of 1 + i/256 in lgOne.
+// logTable holds log2 of 1 + i/256 in units of 1/lgOne.
 type logTable [257]int32
 
-// init squares repeatedly: each squaring that passes two yields a bit of the logarithm.
+// init computes logarithms by repeated squaring: each squaring that exceeds two yields a bit.
 func (t *logTable) init() {
 	for i := range t[:256] {
 		x, v := uint64(256+i)<<22, int32(0) // in 1<<30
@@ -192,9 +194,7 @@ func (t *logTable) init() {
 	t[256] = lgOne
 }
 
-// of is log2(x) in lgOne; of(0) is 0.
-//
-//go:noinline
+// of returns log2(x) in units of 1/lgOne. of(0) is 0.
 func (t *logTable) of(x uint64) int32 {
 	if x == 0 {
 		return 0

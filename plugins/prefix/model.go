@@ -2,19 +2,19 @@ package prefix
 
 import "math/bits"
 
-// A segment's part in its request. The first four carry features; each part has hazards of its own.
+// Parts of a segment in its request. The first four have features. Each part has hazards of its own.
 const (
 	partNew    = iota // chunks inserted by this request
-	partFound         // chunks it touched, or inserted again after they had been evicted
+	partFound         // chunks touched by it, or inserted again after they had been evicted
 	partLast          // its last chunk, often a partial block
 	partShared        // chunks above a point with many branches
-	partLeft          // what remained when another request took the chunks above and went elsewhere
-	partOrphan        // chunks stored without their parent, of no use to a lookup by prefix until it comes
+	partLeft          // chunks left over when another request took the chunks above and then other ones
+	partOrphan        // chunks stored without their parent, which no lookup by prefix can use until the parent returns
 	parts
 )
 
-// Baselines: new and found have one per pause group, the other parts have one each. Those without features come last;
-// they have a single row.
+// Baselines. New and found have one for each pause group, and the other parts have one each. Those without features
+// come last and have a single row.
 const (
 	pauses    = 6
 	baseLast  = 2 * pauses
@@ -23,42 +23,42 @@ const (
 	levels    = 24 // weight levels, half an octave apart
 	levelOne  = 10 // the level of weight 1
 	rows      = baseLeft*levels + bases - baseLeft
-	buckets   = 48 // of age, half an octave apart, to 6.5 days; the first ends at 2^skipped ticks and half an octave
+	buckets   = 48 // buckets of age, half an octave apart, up to 6.5 days; the first one ends at 2^skipped ticks and half an octave
 	skipped   = 5
 	cells     = rows * buckets
 	features  = 2
 	fvalues   = 32
-	one       = 1 << 16 // fixed point of hazards, events and expectations
+	one       = 1 << 16 // fixed-point 1 of hazards, events and expectations
 	weightOne = 1 << 8
 )
 
-// What the model was given before it saw anything, in reuses and in hazard per bucket of age.
+// Values that the model has before it has seen anything, in reuses and in hazard per bucket of age.
 const (
 	priorHazard  = one * 3 / 100
 	orphanHazard = one / 1024     // the same for orphans
-	priorStays   = 30 * weightOne // of a part's hazard, towards its younger neighbour
-	pauseStays   = 20 * weightOne // of a pause group's hazard, towards its part's
-	valueEvents  = 16 * one       // of a feature value's weight, towards its neighbours'
-	sideEvents   = 4 * one        // of the neighbours' weight, towards one
-	memory       = 3000           // reuses of a part before all its counts are halved
-	lifetimes    = 8 * memory     // or segments that ended, where reuses are rare
+	priorStays   = 30 * weightOne // strength of the pull of a part's hazard towards that of the next younger age
+	pauseStays   = 20 * weightOne // strength of the pull of a pause group's hazard towards that of its part
+	valueEvents  = 16 * one       // strength of the pull of a feature value's weight towards its neighbours
+	sideEvents   = 4 * one        // strength of the pull of the neighbours' weight towards 1
+	memory       = 3000           // reuses of a part after which all its counts are halved
+	lifetimes    = 8 * memory     // the same for ended segments, where reuses are rare
 )
 
-// model is what has been learned: counts, and what a fit makes of them.
+// model holds the learned counts, and the results of fits.
 type model struct {
-	stays  [bases][buckets]uint64 // weighted stays in a bucket of age that ended, in weightOne
-	reuses [bases][buckets]uint64 // of them, by a reuse
-	hazard [bases][buckets]uint32 // reuse hazard of a bucket at weight 1
+	stays  [bases][buckets]uint64 // ended stays in a bucket of age, weighted, in weightOne
+	reuses [bases][buckets]uint64 // the part of the stays that ended by a reuse
+	hazard [bases][buckets]uint32 // hazard of reuse in a bucket at weight 1
 
 	seen     [partLeft][features][fvalues]uint64 // reuses by feature value
-	expected [partLeft][features][fvalues]uint64 // what the hazards without this feature's weight would have given
+	expected [partLeft][features][fvalues]uint64 // reuses that the hazards without this feature's weight predict
 	weight   [partLeft][features][fvalues]int32  // log2, fixed point lgOne
 	inverse  [partLeft][features][fvalues]uint32 // 1/weight, in weightOne
 
 	events    [parts]uint32          // reuses since the last halving
-	ended     [parts]uint32          // segments that ended since, either way
+	ended     [parts]uint32          // segments that ended since the last halving, by a reuse or not
 	effective [rows][buckets]uint16  // weight at an age after frailty, in weightOne
-	index     [rows * buckets]uint32 // the Gittins index as a logarithm: larger is worth more
+	index     [rows * buckets]uint32 // logarithm of the Gittins index; a larger one is more valuable
 	levelW    [levels]uint64         // weight of a level, in weightOne
 	edge      [buckets + 1]uint64    // first age of a bucket, in ticks
 	log       logTable
@@ -84,7 +84,7 @@ func partBase(part, pause uint8) uint8 {
 	return baseLast + part - partLast
 }
 
-// rowOf is the row of a baseline at a weight level.
+// rowOf returns the row of a baseline at a weight level.
 func rowOf(base, level int) int {
 	if base < baseLeft {
 		return base*levels + level
@@ -121,7 +121,7 @@ func (m *model) init() {
 	for row := range rows {
 		if base, l := place(row); base == 0 || base >= baseLeft {
 			m.fitRow(row)
-		} else { // nothing is known yet: as the first baseline
+		} else { // nothing is known yet, so it is a copy of the first baseline
 			m.effective[row] = m.effective[l]
 			copy(m.index[row*buckets:][:buckets], m.index[l*buckets:])
 		}
@@ -130,7 +130,7 @@ func (m *model) init() {
 
 const rootTwo = 0xB504F334 // in 1<<31
 
-// bucketOf maps an age in ticks to its bucket.
+// bucketOf returns the bucket of an age in ticks.
 func bucketOf(age uint32) uint8 {
 	if age < 2<<skipped {
 		return uint8(min(1, uint64(age)<<31/(rootTwo<<skipped)))
@@ -143,14 +143,12 @@ func bucketOf(age uint32) uint8 {
 	return uint8(min(b, buckets-1))
 }
 
-// aged books the buckets [from, to) that a segment has outlived.
+// aged records that a segment has outlived the buckets [from, to).
 func (m *model) aged(s *segment, from, to uint8) {
 	m.expect(s, outlive(&m.effective[s.row()], &m.stays[s.base], &m.hazard[s.base], from, to))
 }
 
-// outlive counts the stays and sums what they were expected to give.
-//
-//go:noinline
+// outlive counts the stays, and returns the sum of the reuses that were expected in them.
 func outlive(row *[buckets]uint16, stays *[buckets]uint64, hazard *[buckets]uint32, from, to uint8) uint64 {
 	var sum uint64
 	for b := from; b < to; b++ {
@@ -161,7 +159,7 @@ func outlive(row *[buckets]uint16, stays *[buckets]uint64, hazard *[buckets]uint
 	return sum / weightOne
 }
 
-// forgotten books a segment that leaves unseen in the middle of its bucket.
+// forgotten records a segment that is dropped without a reuse. It counts as half a stay in its bucket.
 func (m *model) forgotten(s *segment) {
 	e := uint64(m.effective[s.row()][s.bucket]) / 2
 	m.stays[s.base][s.bucket] += e
@@ -169,7 +167,7 @@ func (m *model) forgotten(s *segment) {
 	m.end(basePart(s.base), 0)
 }
 
-// reused books a segment that a request has met again.
+// reused records a segment that a request has met again.
 func (m *model) reused(s *segment) {
 	m.aged(s, s.bucket, s.bucket+1)
 	m.reuses[s.base][s.bucket] += weightOne
@@ -182,7 +180,7 @@ func (m *model) reused(s *segment) {
 	m.end(p, 1)
 }
 
-// end counts a segment that ended, and halves the part's counts when there were many.
+// end counts a segment that has ended. It halves the part's counts if there are many.
 func (m *model) end(part int, reuses uint32) {
 	m.events[part] += reuses
 	m.ended[part]++
@@ -191,9 +189,7 @@ func (m *model) end(part int, reuses uint32) {
 	}
 }
 
-// expect books reuses that were expected of a segment.
-//
-//go:noinline
+// expect records reuses that were expected of a segment.
 func (m *model) expect(s *segment, e uint64) {
 	if p := basePart(s.base); p < partLeft {
 		for f, v := range s.feature {
@@ -202,7 +198,7 @@ func (m *model) expect(s *segment, e uint64) {
 	}
 }
 
-// halve forgets: what is old counts half.
+// halve halves the counts of a part, so that older events count less.
 func (m *model) halve(part int) {
 	m.events[part] /= 2
 	m.ended[part] /= 2
@@ -225,9 +221,7 @@ func (m *model) halve(part int) {
 	}
 }
 
-// level is the weight level of a segment's features.
-//
-//go:noinline
+// level returns the weight level of a segment's features.
 func (m *model) level(s *segment) uint8 {
 	p := basePart(s.base)
 	if p >= partLeft {

@@ -2,11 +2,11 @@ package prefix
 
 import "github.com/kvhost/kvhost/abi"
 
-// The common events, in few branches: a chunk that follows the request's last one in the same segments. They do what
-// touch and insert do, or nothing and report false. Short functions matter twice in a module: the meter charges a
-// function's length at each jump.
+// The functions below handle the most common events with few branches: a chunk that follows the request's last one in
+// the same segments. They have the same effect as touch and insert, or do nothing and return false. Short functions
+// matter twice in a module, because the meter charges the length of a function at each jump.
 
-// touchNext moves the next chunk from the segment that is being touched to the request's own.
+// touchNext moves the next chunk from the segment that is being touched to the request's own segment.
 func (p *Policy) touchNext(e *abi.Event) bool {
 	r, s := p.request(e.Request), p.slots.At(e.Slot)
 	from := r.from
@@ -31,7 +31,7 @@ func (p *Policy) touchNext(e *abi.Event) bool {
 	return true
 }
 
-// insertNext appends a chunk that is new to the segment of new chunks.
+// insertNext appends a new chunk to the segment of new chunks.
 func (p *Policy) insertNext(e *abi.Event) bool {
 	r, s := p.request(e.Request), p.slots.At(e.Slot)
 	if r.id != e.Request || e.Parent != r.last || e.Parent == none || s.seg != none || r.seg == none || r.from != none {

@@ -5,35 +5,35 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 )
 
-// Policy is the evictor: it follows the requests, and leaves what they touched to the ranking. It implements
+// Policy is the evictor. It follows the requests, and passes the touched chunks to the ranking. It implements
 // [guest.Evictor].
 type Policy struct {
 	ranking
 	begin  uint64 // time of the first event
-	moved  uint32 // when segments were last moved to their buckets of age
-	ended  uint32 // requests that ended
-	due    uint32 // requests at which the model is fitted again
-	fitted int    // steps done of the latest fit
+	moved  uint32 // time at which segments were last moved to their buckets of age
+	ended  uint32 // number of ended requests
+	due    uint32 // number of ended requests at which the next fit begins
+	fitted int    // completed steps of the latest fit
 
-	latest uint32 // segment that the latest chunk went to
-	hand   uint32 // slot at which the next search for a tenant's chunks starts
+	latest uint32 // segment of the latest chunk
+	hand   uint32 // slot at which the next search for a tenant's chunks begins
 	open   [requests]request
 	undo   []uint32
 }
 
-// Ticks: 2^20 ns, about a millisecond. Segments are moved to their buckets of age every few ticks.
+// A tick is 2^20 ns, about a millisecond. Segments are moved to their buckets of age every few ticks.
 const (
 	tickBits  = 20
 	moveEvery = 64
 )
 
-// Fits: as often as an eighth more requests have been seen, within limits.
+// A fit begins when the number of seen requests has grown by an eighth, within limits.
 const (
 	fitFirst = 32
 	fitLast  = 1024
 )
 
-// New makes a policy for a root's slots.
+// New returns a policy for the slots of a root.
 func New(info guest.Info) (*Policy, error) {
 	n := info.MaxSlots
 	p := &Policy{
@@ -46,9 +46,9 @@ func New(info guest.Info) (*Policy, error) {
 	return p, nil
 }
 
-// A call does no more of this than so much, whatever comes in its batch: a module has a limit to what it may spend.
+// Limits of the work in one call, regardless of its batch, because the work of a call is limited.
 const (
-	movesPerCall = 48 // segments to their buckets of age
+	movesPerCall = 48 // segments moved to their buckets of age
 	fitsPerCall  = 1  // steps of a fit
 )
 
@@ -111,7 +111,7 @@ func (p *Policy) Events(batch []abi.Event) {
 	}
 }
 
-// tick moves the clock. It counts from the first event, and never goes back.
+// tick advances the clock. It counts from the first event and never goes back.
 func (p *Policy) tick(t uint64) {
 	if p.begin == 0 {
 		p.begin = t
@@ -125,7 +125,8 @@ func (p *Policy) tick(t uint64) {
 	}
 }
 
-// endRequest closes a request. Each moves the clock by a tick at least, so that a stream without times ages too.
+// endRequest ends a request. It advances the clock by at least one tick, so that segments also age in a stream without
+// times.
 func (p *Policy) endRequest(id uint32) {
 	if r := p.request(id); r.open && r.id == id {
 		p.endChain(r)
@@ -137,7 +138,7 @@ func (p *Policy) endRequest(id uint32) {
 	}
 }
 
-// resident takes a chunk that was here before this instance: nothing is known of its request.
+// resident adds a chunk that was resident before this instance. Nothing is known of its request.
 func (p *Policy) resident(e *abi.Event) {
 	p.insert(e)
 	g := p.slots.At(e.Slot).seg
@@ -146,7 +147,7 @@ func (p *Policy) resident(e *abi.Event) {
 	}
 }
 
-// remove takes a chunk away. The last one of a segment leaves a ghost.
+// remove removes a chunk. If it is the last one of its segment, a ghost remains.
 func (p *Policy) remove(i uint32) {
 	s := p.slots.At(i)
 	g := s.seg
@@ -164,7 +165,7 @@ func (p *Policy) remove(i uint32) {
 	}
 }
 
-// relink gives a chunk its parent back.
+// relink links a chunk to its parent, which is resident again.
 func (p *Policy) relink(e *abi.Event) {
 	i := e.Slot
 	p.unparent(i)

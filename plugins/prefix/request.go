@@ -6,8 +6,8 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// request is what is known about a request in progress: the chain of chunks it has touched and inserted so far. A
-// request that walks several chains (several groups) is taken as one after the other.
+// request is the state of a request in progress: the chain of chunks that it has touched and inserted so far. If a
+// request walks several chains (in several groups), they are handled one after the other.
 type request struct {
 	id      uint32
 	open    bool
@@ -15,30 +15,30 @@ type request struct {
 	reached bool   // it has reached the previous turn's tip
 	under   bool   // it begins under a shared prefix
 	turn    uint8  // 1 for the first
-	seg     uint32 // segment its chunks go to at present
-	found   uint32 // its segment of found chunks, when seg is another
-	from    uint32 // segment with the chunks that it is touching
-	fresh   bool   // the next chunk is the first of it
-	uses    uint8  // requests that have used it, with this one
-	idle    uint32 // ticks since the last of them
-	shares  int64  // depth down to which its inserts are known to be evicted shared chunks
+	seg     uint32 // segment that its chunks are added to at present
+	found   uint32 // its segment of found chunks, if that is not seg
+	from    uint32 // segment that it is touching
+	fresh   bool   // the next chunk is the first one taken from that segment
+	uses    uint8  // requests that have used that segment, including this one
+	idle    uint32 // ticks since its previous use
+	shares  int64  // depth down to which its inserted chunks are known to be evicted shared chunks
 	last    uint32 // slot of its latest chunk
-	up      bool   // it goes from the tail up
-	above   uint64 // key of the chunk above its last one, while it may go up
-	tip     uint64 // key of the previous turn's last whole chunk
-	before  uint32 // chunks of the previous turn
-	branch  uint32 // depth of its first insert
-	again   int64  // depth down to which its inserts are known to be evicted chunks of the previous turn
+	up      bool   // it walks from the tail towards the root
+	above   uint64 // key of the chunk above its last one, while it may walk upwards
+	tip     uint64 // key of the last whole chunk of the previous turn
+	before  uint32 // number of chunks of the previous turn
+	branch  uint32 // depth of its first inserted chunk
+	again   int64  // depth down to which its inserted chunks are known to be evicted chunks of the previous turn
 	pause   uint32 // ticks since the previous turn
 }
 
-// requests is how many requests in progress are told apart; the id's low bits choose the place.
+// requests is the number of requests in progress that can be distinguished. The low bits of the id select the place.
 const requests = 256
 
 func (p *Policy) request(id uint32) *request { return &p.open[id%requests] }
 
-// chain finds the request of an event, and starts a chain if the event's chunk is neither the next below its last one
-// nor, where a host goes from the tail up, the next above.
+// chain returns the request of an event. It begins a new chain unless the event's chunk is the next one below its last
+// chunk or, if the host walks from the tail upwards, the next one above.
 func (p *Policy) chain(e *abi.Event, parent uint32) *request {
 	r := p.request(e.Request)
 	if r.open && r.id == e.Request {
@@ -56,7 +56,7 @@ func (p *Policy) chain(e *abi.Event, parent uint32) *request {
 	return r
 }
 
-// unname makes the requests forget a segment that goes away.
+// unname removes the references of requests to a segment that is being released.
 func (p *Policy) unname(g uint32) {
 	r := p.request(p.segs.At(g).request)
 	if r.seg == g {
@@ -70,12 +70,12 @@ func (p *Policy) unname(g uint32) {
 	}
 }
 
-// meet notes the history of a segment when the request comes upon its chunks.
+// meet records the history of a segment when the request reaches its chunks.
 func (r *request) meet(now uint32, s *segment) {
 	r.fresh, r.uses, r.idle = true, min(s.turn+1, 250), now-s.birth
 }
 
-// follow makes segment s the previous turn of the request, which has met its chunks.
+// follow makes segment s the previous turn of the request, which has reached its chunks.
 func (p *Policy) follow(r *request, s *segment) {
 	r.turn = min(s.turn+1, 250)
 	r.before = s.end + 1
@@ -87,14 +87,14 @@ func (p *Policy) follow(r *request, s *segment) {
 	}
 }
 
-// touch moves a chunk that the request has found into the request's own segment.
+// touch moves a found chunk to the request's own segment.
 func (p *Policy) touch(e *abi.Event) {
 	i := e.Slot
 	s := p.slots.At(i)
 	g := s.seg
 	old := p.segs.At(g)
 	if r := p.request(e.Request); r.open && r.id == e.Request && (r.seg == g || r.found == g) {
-		return // touched already, or its own
+		return // the chunk was touched already, or the request has inserted it
 	}
 	r := p.chain(e, p.parentOf(i))
 	was := basePart(old.base)
@@ -127,7 +127,7 @@ func (p *Policy) touch(e *abi.Event) {
 	}
 }
 
-// settle ends the touching of a segment: what is left of it has been left behind.
+// settle ends the touching of a segment. Its remaining chunks count as left over.
 func (p *Policy) settle(r *request) {
 	g := r.from
 	if g == none {
@@ -143,7 +143,7 @@ func (p *Policy) settle(r *request) {
 	p.refresh(g)
 }
 
-// insert gives a new chunk to the request's segment.
+// insert adds a new chunk to the request's segment.
 func (p *Policy) insert(e *abi.Event) {
 	i := e.Slot
 	if p.slots.At(i).seg != none {
@@ -185,7 +185,7 @@ func (p *Policy) insert(e *abi.Event) {
 	}
 }
 
-// remember looks for the ghost of an evicted segment that starts with the inserted chunk.
+// remember looks for the ghost of an evicted segment that begins with the inserted chunk.
 func (p *Policy) remember(r *request, e *abi.Event) {
 	g := p.ghostFind(e.Key)
 	if g == none {
@@ -202,8 +202,8 @@ func (p *Policy) remember(r *request, e *abi.Event) {
 	p.release(g)
 }
 
-// expect notes how deep a segment went that the request has walked to where it was cut: what it inserts down to there
-// has been here before.
+// expect records the depth of a segment that the request has followed down to its cut. Chunks inserted down to that
+// depth were resident before.
 func (r *request) expect(s *segment) {
 	if s.short == far {
 		return
@@ -216,7 +216,7 @@ func (r *request) expect(s *segment) {
 	}
 }
 
-// place puts slot i, a part of request r, into the segment for it.
+// place adds slot i to the segment for a part of request r.
 func (p *Policy) place(r *request, i uint32, part uint8) {
 	g := r.seg
 	if g == none || p.partOf(g) != part || part == partShared && r.fresh {
@@ -254,9 +254,7 @@ func (p *Policy) place(r *request, i uint32, part uint8) {
 
 func (p *pool) partOf(g uint32) uint8 { return uint8(basePart(p.segs.At(g).base)) }
 
-// anySegment is a segment to join when there is no room for another: the latest, or the next that has chunks.
-//
-//go:noinline
+// anySegment returns a segment to join if there is no room for a new one: the latest, or the next one with chunks.
 func (p *Policy) anySegment() uint32 {
 	g := p.latest
 	for g == none || p.segs.At(g).state&(live|ghost) != live {
@@ -267,8 +265,8 @@ func (p *Policy) anySegment() uint32 {
 	return g
 }
 
-// classifyShared gives a segment of shared chunks its features: how long ago it was used before, in powers of four from
-// two seconds, and how often.
+// classifyShared sets the features of a segment of shared chunks: the time since its previous use, in powers of four
+// from two seconds, and the number of uses.
 func (p *Policy) classifyShared(r *request, g uint32) {
 	s := p.segs.At(g)
 	s.turn = r.uses
@@ -276,7 +274,7 @@ func (p *Policy) classifyShared(r *request, g uint32) {
 	s.level = p.model.level(s)
 }
 
-// turnValue maps turns to feature values: exact to six, then by powers of two.
+// turnValue returns the feature value of a turn number. It is exact up to six, and then in powers of two.
 func turnValue(turn uint8) uint8 {
 	if turn > 6 {
 		return uint8(6 + bits.Len8(turn-6))
@@ -284,22 +282,22 @@ func turnValue(turn uint8) uint8 {
 	return turn
 }
 
-// classify gives a segment the features of its request. Before the request's end they are provisional.
+// classify sets the features of a segment from its request. They are provisional until the request ends.
 func (p *Policy) classify(r *request, g uint32, end bool) {
 	s := p.segs.At(g)
 	depth := s.end
-	kind, grown := uint32(0), depth+1 // a first turn, by its length
+	kind, grown := uint32(0), depth+1 // a first turn, with its length
 	pause := uint8(0)
 	if r.under {
-		kind, grown = 3, depth+1-min(depth, r.branch) // the same, under a shared prefix
+		kind, grown = 3, depth+1-min(depth, r.branch) // a first turn under a shared prefix
 	}
 	if r.turn > 1 {
-		kind, grown = 1, 0 // it extends the previous turn
+		kind, grown = 1, 0 // the request extends the previous turn
 		if depth+1 > r.before {
 			grown = depth + 1 - r.before
 		}
 		if !r.reached && (end || depth > r.before) {
-			kind, grown = 2, depth-min(depth, r.branch) // it branches off
+			kind, grown = 2, depth-min(depth, r.branch) // the request branches off
 		}
 		pause = uint8(1 + min(pauses-2, bits.Len32(r.pause>>14))) // below 17 s, then doubling
 	}
@@ -315,7 +313,8 @@ func (p *Policy) classify(r *request, g uint32, end bool) {
 	}
 }
 
-// endChain makes the request's segments final: their features are known now, and its last chunk goes its own way.
+// endChain finalises the request's segments, because their features are known now. The last chunk gets a segment of its
+// own.
 func (p *Policy) endChain(r *request) {
 	if !r.open {
 		return
@@ -346,7 +345,7 @@ func (p *Policy) endChain(r *request) {
 	tail := s.tail
 	s.tip = p.slots.At(tail).key
 	if p.slots.At(tail).depth != end {
-		return // its last chunk is gone already
+		return // the last chunk was removed already
 	}
 	if s.n > 1 {
 		s.tip = p.slots.At(p.slots.At(tail).prev).key

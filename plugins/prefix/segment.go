@@ -4,20 +4,20 @@ import "github.com/kvhost/kvhost/plugins/internal/slots"
 
 // segment is a run of chunks that one request touched last, or the ghost of one that was evicted.
 type segment struct {
-	key, tip   uint64 // ghost: key of its shallowest chunk; key of the last whole chunk its request reached
-	birth      uint32 // when its request touched it, in ticks
-	head, tail uint32 // slots, shallowest and deepest; ghost: older and younger ghost
-	older      uint32 // list of all segments in a bucket of age, by birth
+	key, tip   uint64 // for a ghost, the key of its shallowest chunk; the key of the last whole chunk that its request reached
+	birth      uint32 // tick at which its request touched it
+	head, tail uint32 // slots of the shallowest and the deepest chunk; for a ghost, the next older and the next younger ghost
+	older      uint32 // older and younger link all segments in a bucket of age, by birth
 	younger    uint32
-	left       uint32 // list of the candidates in a cell, by birth; ghost: hash chain in right
+	left       uint32 // left and right link the candidates in a cell, by birth; for a ghost, right links its hash chain
 	right      uint32
-	n          uint32 // resident chunks
+	n          uint32 // number of resident chunks
 	request    uint32
 	end        uint32 // depth of its request's last chunk
-	short      uint8  // end minus the depth of the segment's own deepest chunk, when it was made; far: that or more
+	short      uint8  // end minus the depth of the segment's own deepest chunk, when the segment was complete; far means at least that much
 	base       uint8  // baseline of its hazard
 	level      uint8
-	bucket     uint8 // of age
+	bucket     uint8 // bucket of age
 	feature    [features]uint8
 	turn       uint8
 	state      uint8
@@ -37,19 +37,19 @@ func (s *segment) row() int            { return rowOf(int(s.base), int(s.level))
 func (s *segment) is(bits uint8) bool  { return s.state&bits == bits }
 func (s *segment) any(bits uint8) bool { return s.state&bits != 0 }
 
-// pool holds the slots, the segments that their chunks belong to, and the ghosts of evicted segments. It keeps the lists
-// and the hash table, and decides nothing.
+// pool holds the slots, the segments of their chunks, and the ghosts of evicted segments. It maintains the lists and the hash
+// table, and makes no decisions.
 type pool struct {
 	slots            slots.Array[slot]
 	segs             slots.Array[segment]
-	used             uint32        // segments that were ever in use
-	most             uint32        // segments that there may be for the slots that have memory
-	free             uint32        // segments that were in use once, linked by right
+	used             uint32        // number of segments ever used
+	most             uint32        // most segments for the slots that have memory
+	free             uint32        // segments that can be reused, linked by right
 	hash             slots.Buckets // ghosts by key, chained by right
 	oldest, youngest uint32        // ghosts
 }
 
-// segmentsFor is how many segments a pool has, so many slots given.
+// segmentsFor returns the number of segments of a pool with the given number of slots.
 func segmentsFor(slots uint32) uint32 { return slots/8*5 + 64 }
 
 func (p *pool) init(maxSlots uint32) {
@@ -61,14 +61,14 @@ func (p *pool) init(maxSlots uint32) {
 	p.most = segmentsFor(min(maxSlots, slots.PageLen))
 }
 
-// room makes a slot's memory, and lets there be as many more segments.
+// room allocates the memory of a slot, and raises the limit of segments accordingly.
 func (p *pool) room(i uint32) *slot {
 	s := p.slots.Make(i)
 	p.most = max(p.most, segmentsFor(p.slots.Made()))
 	return s
 }
 
-// fresh is a segment that was not in use, or none.
+// fresh returns an unused segment, or none.
 func (p *pool) fresh() uint32 {
 	if g := p.free; g != none {
 		p.free = p.segs.At(g).right
@@ -84,7 +84,7 @@ func (p *pool) fresh() uint32 {
 	return g
 }
 
-// rehash makes room for one more ghost in the table.
+// rehash extends the hash table for one more ghost.
 func (p *pool) rehash() {
 	old, made, bit, ok := p.hash.Add()
 	if !ok {
@@ -100,7 +100,8 @@ func (p *pool) rehash() {
 	}
 }
 
-// Each loop has a function, because the meter of a module charges the length of the whole function at each iteration.
+// Each loop is a function of its own, because the meter of a module charges the length of the whole function at each
+// iteration.
 
 //go:noinline
 func clearWords(w []uint32) {
@@ -116,8 +117,8 @@ func clearCells(c []cell) {
 	}
 }
 
-// newSegment makes an empty segment of request r, born now. When there is no room it forgets the oldest ghost; when
-// there are none it returns false, and the caller joins a segment that is there.
+// newSegment returns an empty segment of request r, with the present time as its birth. If there is no room, it drops
+// the oldest ghost. If there is no ghost, it returns false, and the caller must join an existing segment.
 func (p *Policy) newSegment(part uint8, r *request) (uint32, bool) {
 	g := p.fresh()
 	if g == none {
@@ -146,11 +147,11 @@ func (p *Policy) release(g uint32) {
 	p.free = g
 }
 
-// toGhost keeps the memory of a segment after its last chunk, with that key, has been evicted.
+// toGhost makes a segment a ghost after its last chunk, with the given key, was evicted.
 func (p *Policy) toGhost(g uint32, key uint64) {
 	s := p.segs.At(g)
 	p.unname(g)
-	if basePart(s.base) == partOrphan { // coming back without its parent would prove nothing
+	if basePart(s.base) == partOrphan { // a return without its parent would prove nothing
 		p.model.forgotten(s)
 		p.release(g)
 		return
@@ -174,9 +175,7 @@ func (p *Policy) toGhost(g uint32, key uint64) {
 
 func ghostHash(key uint64) uint32 { return uint32(key * 0x9E3779B97F4A7C15 >> 32) }
 
-// ghostFind is the ghost of the segment with that key of its shallowest chunk, or none.
-//
-//go:noinline
+// ghostFind returns the ghost of the segment with this key of its shallowest chunk, or none.
 func (p *pool) ghostFind(key uint64) uint32 {
 	g := *p.hash.Of(ghostHash(key))
 	for g != none && p.segs.At(g).key != key {
@@ -204,7 +203,7 @@ func (p *pool) ghostDel(g uint32) {
 	}
 }
 
-// forget drops the ghost that was evicted longest ago, if there is one.
+// forget drops the ghost that was evicted first, if there is one.
 func (p *Policy) forget() {
 	if g := p.oldest; g != none {
 		p.model.forgotten(p.segs.At(g))

@@ -7,22 +7,23 @@ const none = abi.None
 // slot is one resident chunk. Slots of a segment form a list from the shallowest chunk to the deepest.
 type slot struct {
 	key        uint64
-	seg        uint32 // its segment; none: not resident
+	seg        uint32 // segment of the chunk; none if the slot has no chunk
 	prev, next uint32
-	parent     uint32 // valid while the parent's generation is parentGen
-	kids       uint32 // resident children
+	parent     uint32 // valid while the parent's generation equals parentGen
+	kids       uint32 // number of resident children
 	size       uint32
 	tenant     uint32
 	depth      uint32
 	pins       uint16
-	gen        uint8 // changes whenever the slot is emptied
+	gen        uint8 // changes when the slot is emptied
 	parentGen  uint8
-	fan        uint8 // children it has ever been given, saturating
-	shared     bool  // it, or a chunk below it, has had manyKids
+	fan        uint8 // number of children ever, saturating
+	shared     bool  // the chunk, or one below it, has had manyKids children
 	_          uint16
 }
 
-// manyKids makes a chunk a shared prefix: a conversation that goes on gives its chunks two or three.
+// manyKids is the number of children from which a chunk counts as a shared prefix. In a single conversation, chunks
+// have two or three.
 const manyKids = 16
 
 // link makes parent the parent of slot i.
@@ -37,8 +38,8 @@ func (p *ranking) link(i, parent uint32) {
 	}
 }
 
-// branch notes that a request gave parent a child it never had, and marks the path above as shared when that makes
-// many. Each slot is marked once.
+// branch records a new child of parent. If parent then has many, the chunks above it are marked as shared. Each slot is
+// marked once.
 func (p *ranking) branch(parent uint32) {
 	q := p.slots.At(parent)
 	if q.fan < 255 {
@@ -52,7 +53,7 @@ func (p *ranking) branch(parent uint32) {
 	}
 }
 
-// parentOf is the resident parent of slot i, or none.
+// parentOf returns the resident parent of slot i, or none.
 func (p *pool) parentOf(i uint32) uint32 {
 	s := p.slots.At(i)
 	if s.parent == none || p.slots.At(s.parent).gen != s.parentGen {
@@ -61,7 +62,7 @@ func (p *pool) parentOf(i uint32) uint32 {
 	return s.parent
 }
 
-// orphan takes slot i away from its parent.
+// unparent removes slot i from the children of its parent.
 func (p *ranking) unparent(i uint32) {
 	q := p.parentOf(i)
 	p.slots.At(i).parent = none
@@ -73,7 +74,7 @@ func (p *ranking) unparent(i uint32) {
 	}
 }
 
-// attach appends slot i, deeper than all of them, to segment g.
+// attach appends slot i to segment g as its deepest chunk.
 func (p *pool) attach(i, g uint32) {
 	s, seg := p.slots.At(i), p.segs.At(g)
 	s.seg, s.prev, s.next = g, seg.tail, none
@@ -86,7 +87,7 @@ func (p *pool) attach(i, g uint32) {
 	seg.n++
 }
 
-// attachTop puts slot i, shallower than all of them, in front of segment g.
+// attachTop puts slot i in front of segment g as its shallowest chunk.
 func (p *pool) attachTop(i, g uint32) {
 	s, seg := p.slots.At(i), p.segs.At(g)
 	s.seg, s.prev, s.next = g, none, seg.head

@@ -2,20 +2,20 @@ package prefix
 
 import "github.com/kvhost/kvhost/abi"
 
-// Limits of one answer: with a full batch of events it stays within what a call may spend. A host that needs more
-// victims asks again.
+// Limits of one answer. Together with a full batch of events it stays within the limit of a call. A host that needs
+// more victims asks again.
 const (
-	looks  = 96      // chunks that are named, or passed over because they are another tenant's
-	sweep  = 1 << 11 // slots, from where the last sweep stopped, where the cells do not have enough
-	sweeps = 6       // all but the last for leaves only
+	looks  = 96      // chunks that are named, or skipped because of another tenant
+	sweep  = 1 << 11 // slots that are searched from the end of the last sweep if the cells do not have enough
+	sweeps = 6       // passes of a sweep; all but the last consider leaves only
 )
 
-// Victims names the chunks that are worth least, each before its parent.
+// Victims names the least valuable chunks, each before its parent.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	dst = dst[:min(len(dst), int(ask.MaxVictims), looks)]
 	n, tries := 0, 0
 	var freed uint64
-	// Chunks are taken off their segments as if they had gone, and put back at the end.
+	// Named chunks are taken out of their segments as if they had been removed, and are put back at the end.
 	for n < len(dst) && freed < ask.Bytes && n+tries < looks {
 		c := p.worst()
 		if c == none {
@@ -44,7 +44,7 @@ func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	return n
 }
 
-// pretend takes chunk i of segment g, mostly its deepest, away for the time of one answer.
+// pretend takes chunk i, mostly the deepest one, out of segment g until the end of the answer.
 func (p *Policy) pretend(i, g uint32) {
 	p.undo = append(p.undo, i, g)
 	p.cellDel(g)
@@ -58,13 +58,13 @@ func (p *Policy) pretend(i, g uint32) {
 	p.refresh(g)
 }
 
-// hide takes segment g off its list for the time of one answer.
+// hide removes segment g from the candidates until the end of the answer.
 func (p *Policy) hide(g uint32) {
 	p.undo = append(p.undo, none, g)
 	p.cellDel(g)
 }
 
-// restore undoes every pretend and hide, the last one first.
+// restore undoes all calls of pretend and hide, the last one first.
 func (p *Policy) restore() {
 	for k := len(p.undo) - 2; k >= 0; k -= 2 {
 		i, g := p.undo[k], p.undo[k+1]
@@ -83,8 +83,9 @@ func (p *Policy) restore() {
 	p.undo = p.undo[:0]
 }
 
-// sweep goes on from n victims with whatever may go, in the order of the slots: chunks of a segment that is being
-// touched, of a tenant that has few, or, if not only leaves, above a pinned one.
+// sweep adds chunks to the n victims in the order of the slots, if they can be evicted. It finds chunks that the cells
+// do not offer: those of a segment that is being touched, those of a tenant with few chunks, and, without leaf, those
+// above a pinned one.
 func (p *Policy) sweep(ask abi.Ask, slots int, leaf bool, freed uint64, dst []uint32, n int) (int, uint64) {
 	for k := 0; k < slots && n < len(dst) && freed < ask.Bytes; k++ {
 		if p.hand++; p.hand >= p.slots.Made() {

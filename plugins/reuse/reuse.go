@@ -1,22 +1,22 @@
-// Package reuse decides what moves between levels by how often chunks like it came back.
+// Package reuse is an admit policy for levels. It decides about copies between levels by how often similar chunks were used again.
 //
-// A level that is small compared with the time between two turns of a conversation evicts most chunks before their first hit, so
-// that hits say little about them. But chunks of a kind fare alike. A kind is three answers: whether the request went on
-// with a conversation, or began one after what many prompts share; whether it added much; and whether the chunk is its last
-// one, which is hardly ever the start of something longer. More and finer kinds do worse: each is known from fewer chunks,
-// and a kind that is thought too little of loses the prefixes of others.
+// If a level is small compared with the time between two turns of a conversation, it evicts most chunks before their first hit, so hits say
+// little about them. But chunks of the same kind behave alike. A kind consists of three facts: whether the request continued a conversation
+// or began one after a shared prompt; whether it added many chunks; and whether the chunk is its last one, which is hardly ever the
+// beginning of something longer. More kinds would give worse results: each would be based on fewer chunks, and a kind that is judged too
+// low loses the prefixes of others.
 //
-// The policy remembers from which request a chunk came. When its level evicts the chunk, the kind counts it. When the chunk
-// is used again (it was hit there, is loaded from farther away, or is stored anew after no level kept it), the kind counts
-// that, too. Refused chunks are watched as the others are, so that a kind that was misjudged is found out.
+// The policy records the request of each chunk. When its level evicts the chunk, the eviction is counted for the kind. When the chunk is
+// used again, that is counted as well. A use is a hit there, a load from a farther level, or another store after no level had kept the
+// chunk. Refused chunks are observed like all others, so that a wrong judgement is noticed.
 //
-// What comes back after it went is demoted from then on, whatever its kind, as 2Q, LARC and S3-FIFO admit what their ghost
-// queues still know; and a request has not added what it only stores again.
+// A chunk that returned after its removal is demoted from then on, regardless of its kind, just as 2Q, LARC and S3-FIFO admit the entries
+// in their ghost queues. A chunk that a request only stores again does not count as added by it.
 //
-// It demotes what was hit, and what is of a kind that comes back nearly as often as the average, unless its prefix was
-// refused. It promotes at the second hit, or at the first where there is room, and admits everything new. What is new and finds no
-// room in the nearest level is stored in the next one, except for ends that hardly ever come back. What concerns other hosts is
-// decided as by the host itself.
+// The policy demotes chunks with a hit, and chunks of a kind that returns nearly as often as the average, unless their prefix was refused.
+// It promotes a chunk at the second hit, or at the first if there is room. It admits all new chunks. A new chunk that finds no room in the
+// nearest level is stored in the next one, unless it is the end of a request and of a kind that hardly ever returns. Candidates that
+// concern other hosts are decided by the host's own rule.
 package reuse
 
 import (
@@ -27,41 +27,42 @@ import (
 )
 
 const (
-	lastOne   uint8 = 1 << iota // bits of a kind: the request's last chunk
-	goesOn                      // the request continued what few others do
-	addedMuch                   // and added many chunks
+	lastOne   uint8 = 1 << iota // bits of a kind: the chunk is the request's last one
+	goesOn                      // the request continued chunks that few others continue
+	addedMuch                   // the request added many chunks
 	kinds     = 1 << iota
 
-	few  = 4 // requests that continue the same chunk: more of them have a prefix in common
-	much = 8 // chunks
+	few  = 4 // if more requests continue the same chunk, it belongs to a shared prompt
+	much = 8 // number of added chunks that counts as many
 
-	ring       = 1 << 12 // requests that are remembered
-	fewest     = 64      // chunks of a kind before it is judged
-	most       = 1 << 16 // chunks counted before all counts are halved
-	promotedAt = 2       // hits
+	ring       = 1 << 12 // number of recorded requests
+	fewest     = 64      // evicted chunks of a kind before the kind is judged
+	most       = 1 << 16 // evicted chunks after which all counts are halved
+	promotedAt = 2       // number of hits
 
 	ways        = 4 // chunks of a set
 	defaultKeys = 1 << 18
 	mostKeys    = 1 << 22
 )
 
-// chunk is what is known about a chunk.
+// chunk is the record of a chunk.
 type chunk struct {
 	key     uint64
 	request uint32
 	kind    uint8
 	state   uint8
-	next    uint8 // requests that stored a chunk after it, up to few
+	next    uint8 // number of requests that stored a chunk after it, up to few
 }
 
 const (
-	counted  uint8 = 1 << iota // by its kind, as evicted
-	reused                     // and as used again
-	refused                    // at its last demotion
-	returned                   // it was stored anew after it had gone
+	counted  uint8 = 1 << iota // the eviction was counted for its kind
+	reused                     // the reuse was counted for its kind
+	refused                    // refused at its last demotion
+	returned                   // stored again after its removal
 )
 
-// request is what a request stored: the depths of its first and last new chunk, and whether it went on.
+// request is the record of a request: the depths of its first and last new chunk, and whether it continued a
+// conversation.
 type request struct {
 	id, first, last uint32
 	on              bool
@@ -71,16 +72,16 @@ type count struct{ evicted, reused uint32 }
 
 // Policy is a guest.Admitter.
 type Policy struct {
-	chunks   []chunk // in sets by hash of the key
-	shift    uint    // from a hash to a set; there is a power of two
+	chunks   []chunk // sets of chunks by the hash of the key
+	shift    uint    // shift from a hash to the number of its set; the number of sets is a power of two
 	requests [ring]request
 	kinds    [kinds]count
 	all      count
-	nearest  uint8  // level that new chunks are stored in
-	least    uint64 // how often a kind must come back, in percent of the average
+	nearest  uint8  // level in which new chunks are stored
+	least    uint64 // how often a kind must return, in percent of the average
 }
 
-// New makes an empty policy.
+// New returns an empty policy.
 func New(info guest.Info) (*Policy, error) {
 	keys, err := info.Config.Int("keys", defaultKeys, 1, mostKeys)
 	if err != nil {
@@ -106,7 +107,7 @@ func (p *Policy) admit(c *abi.Candidate) bool {
 	switch c.Kind {
 	case abi.KindNew:
 		if c.From != abi.NoLevel {
-			return true // it is written through, and known
+			return true // the chunk is written through and was recorded before
 		}
 		if c.To > p.nearest {
 			return at.key != c.Key || p.goesAround(at, c)
@@ -136,7 +137,8 @@ func (p *Policy) admit(c *abi.Candidate) bool {
 	return false
 }
 
-// at is where a key is, if it is known, and else where it would be: in place of the one of its set that is there longest.
+// at returns the record of a key. If there is none, it returns the place for it, which has the oldest record of the
+// set.
 func (p *Policy) at(key uint64) *chunk {
 	set := p.chunks[key*0x9e3779b97f4a7c15>>p.shift*ways:][:ways]
 	oldest := &set[0]
@@ -151,7 +153,7 @@ func (p *Policy) at(key uint64) *chunk {
 	return oldest
 }
 
-// grow notes a chunk that a request stores.
+// grow records a chunk that a request stores.
 func (p *Policy) grow(c *abi.Candidate) {
 	parent := p.at(c.ParentKey)
 	known := c.ParentKey != 0 && parent.key == c.ParentKey
@@ -168,13 +170,13 @@ func (p *Policy) grow(c *abi.Candidate) {
 	}
 }
 
-// demotes judges a chunk that its level evicts.
+// demotes decides about a chunk that its level evicts.
 func (p *Policy) demotes(at *chunk, c *abi.Candidate) bool {
 	at.state &^= refused
 	if at.state&counted == 0 {
 		r := &p.requests[at.request%ring]
 		if at.request == 0 || r.id != at.request {
-			return true // it is too old to be judged
+			return true // the chunk is too old to be judged
 		}
 		at.kind, at.state = kindOf(r, c), at.state|counted
 		p.evicted(at.kind)
@@ -193,21 +195,21 @@ func (p *Policy) demotes(at *chunk, c *abi.Candidate) bool {
 	return false
 }
 
-// goesAround judges a chunk that its level has no room for. Only ends are refused: what is stored next may find room again,
-// and would be cut off.
+// goesAround decides about a new chunk for which the nearest level has no room. It refuses only ends of requests: the chunks
+// after any other chunk may find room again, and would then lack their prefix.
 func (p *Policy) goesAround(at *chunk, c *abi.Candidate) bool {
 	r := &p.requests[at.request%ring]
 	return r.id != at.request || at.state&returned != 0 || kindOf(r, c)&lastOne == 0 || p.demotes(at, c)
 }
 
-// cutOff says that a chunk's prefix was refused, so that no request can use it.
+// cutOff reports whether a chunk's prefix was refused, so that no request can use the chunk.
 func (p *Policy) cutOff(c *abi.Candidate) bool {
 	parent := p.at(c.ParentKey)
 	return c.Flags&abi.CandidateParentResident == 0 && c.ParentKey != 0 && parent.key == c.ParentKey &&
 		parent.state&refused != 0
 }
 
-// again counts a chunk that is used again, once.
+// again counts the reuse of a chunk once.
 func (p *Policy) again(at *chunk) {
 	if at.state&(counted|reused) == counted {
 		at.state |= reused
@@ -216,7 +218,7 @@ func (p *Policy) again(at *chunk) {
 	}
 }
 
-// evicted counts a chunk. Now and then all counts are halved: what happened long ago counts less.
+// evicted counts an eviction. All counts are halved at times, so that older events count less.
 func (p *Policy) evicted(kind uint8) {
 	p.kinds[kind].evicted++
 	if p.all.evicted++; p.all.evicted < most {
@@ -232,7 +234,8 @@ func (p *Policy) evicted(kind uint8) {
 	}
 }
 
-// worth says whether a kind comes back often enough, compared with the average. A kind that is hardly known does.
+// worth reports whether a kind returns often enough, compared with the average. A kind with few evictions counts as
+// worth it.
 func (p *Policy) worth(kind uint8) bool {
 	k := &p.kinds[kind]
 	return k.evicted < fewest ||

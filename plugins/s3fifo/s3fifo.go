@@ -1,15 +1,16 @@
-// Package s3fifo is the first-party eviction policy "s3fifo": three first-in-first-out queues. New entries wait in a
-// small one; those used more than once while there move on to main, the others go and are remembered in ghost. An entry
-// that comes back while it is remembered enters main at once. Main gives entries that were used another round, up to
-// three.
+// Package s3fifo is the first-party eviction policy "s3fifo". It has three first-in-first-out queues: small, main and
+// ghost. New entries enter small. Entries that are used more than once there move on to main. The others are evicted,
+// and their fingerprints enter ghost. If an entry returns while it is in ghost, it enters main at once. In main, each
+// use gives an entry another round, up to three.
 //
 // J. Yang, Y. Zhang, Z. Qiu, Y. Yue, K. V. Rashmi, FIFO Queues are All You Need for Cache Eviction, SOSP 2023,
 // algorithm 1: small is 10 % of the capacity, and ghost remembers as much as main holds.
 //
-// The host asks for victims before it says what they make room for; the paper, too, evicts before it looks in ghost.
+// The host asks for victims before it names the entry that needs the room. The paper, too, evicts before it looks in
+// ghost.
 //
-// O(1) per event. A question costs one step per entry passed, and an entry is passed at most once per use; one that
-// has passed too many takes what comes next.
+// An event takes O(1). An answer takes one step for each entry that it passes, and an entry is passed at most once for
+// each use. After too many steps, the next entries are taken regardless of their uses.
 package s3fifo
 
 import (
@@ -18,10 +19,10 @@ import (
 	"github.com/kvhost/kvhost/plugins/internal/slots"
 )
 
-// Config keys.
+// Configuration keys.
 const (
 	ConfigSmall  = "small"  // percent of the capacity
-	ConfigMoveAt = "moveat" // uses in small that take an entry to main
+	ConfigMoveAt = "moveat" // uses in small after which an entry moves to main
 )
 
 const (
@@ -40,7 +41,7 @@ type Policy struct {
 	moveAt uint8
 }
 
-// New makes an empty policy.
+// New returns an empty policy.
 func New(info guest.Info) (*Policy, error) {
 	percent, err := info.Config.Int(ConfigSmall, 10, 1, 99)
 	if err != nil {
@@ -103,13 +104,13 @@ func (p *Policy) remove(slot uint32) {
 	}
 }
 
-// Victims evicts from small while that is at or above its share, from main otherwise, and from the other when one has
-// nothing that may be named.
+// Victims evicts from small while it is at or above its share, and otherwise from main. If no entry of one queue may be
+// named, it takes from the other.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	a := p.t.Ask(ask, dst)
 	oldSmall := p.t.Back(small)
-	// Main is rotated as it is passed: an entry that gets another round comes to the front. Each can get three, and is
-	// looked at once more to be named; what comes from small while main is passed is looked at, too.
+	// Main is rotated as it is passed: an entry that gets another round moves to the front. An entry can get three
+	// rounds and is visited once more to be named. Entries that come from small in the meantime are visited, too.
 	rounds := (maxUses + 2) * (uint64(p.t.Len(main)) + uint64(p.t.Len(small)))
 	for a.More() {
 		switch {
@@ -126,7 +127,7 @@ func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	return a.Count()
 }
 
-// fromSmall deals with one entry of small and answers the next.
+// fromSmall handles one entry of small and returns the next one.
 func (p *Policy) fromSmall(a *slots.Naming, at uint32) uint32 {
 	before := p.t.Before(at)
 	if a.May(at) {
@@ -141,7 +142,7 @@ func (p *Policy) fromSmall(a *slots.Naming, at uint32) uint32 {
 	return before
 }
 
-// fromMain deals with the entry at main's back, or with a run of them that were used.
+// fromMain handles the last entry of main, or a run of used entries there.
 func (p *Policy) fromMain(a *slots.Naming, at uint32) {
 	var next uint32
 	if p.t.At(at).Mark != 0 && a.Spares() {

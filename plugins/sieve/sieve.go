@@ -1,12 +1,12 @@
-// Package sieve is the first-party eviction policy "sieve": a queue in order of arrival with a hand that moves from the
-// oldest entry to the newest, takes the first one that was not used since the hand last passed, and stays there. Unlike
-// with clock, entries that survive keep their place, so new ones are looked at soon.
+// Package sieve is the first-party eviction policy "sieve". It is a queue in the order of arrival with a hand that
+// moves from the oldest entry to the newest. The hand takes the first entry that was not used since it last passed, and
+// stays there. Unlike in clock, surviving entries keep their place, so the hand soon reaches the new ones.
 //
 // Y. Zhang, J. Yang, Y. Yue, Y. Vigfusson, K. V. Rashmi, SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction
 // Algorithm for Web Caches, NSDI 2024, algorithm 1.
 //
-// O(1) per event. A question costs one step per entry passed, at most two rounds; one that has passed 4,500 takes
-// what comes next.
+// An event takes O(1). An answer takes one step for each entry that it passes, in at most two rounds. After 4,500
+// entries, the next ones are taken regardless of their uses.
 package sieve
 
 import (
@@ -20,10 +20,10 @@ const queue slots.List = 1
 // Policy is a [guest.Evictor]. An entry's Mark is its visited bit.
 type Policy struct {
 	t    *slots.Table
-	hand uint32 // where the next question starts; None for the back
+	hand uint32 // place at which the next answer begins; None for the back
 }
 
-// New makes an empty policy.
+// New returns an empty policy.
 func New(info guest.Info) (*Policy, error) {
 	t, err := slots.NewTable(info.MaxSlots, 0, queue)
 	if err != nil {
@@ -38,10 +38,10 @@ func (p *Policy) Events(batch []abi.Event) { p.t.Apply(batch, p) }
 // Touch sets the visited bit.
 func (p *Policy) Touch(slot uint32) { p.t.At(slot).Mark = 1 }
 
-// Insert puts a new entry to the front.
+// Insert adds a new entry at the front.
 func (p *Policy) Insert(ev *abi.Event) { p.t.Insert(ev, queue) }
 
-// Remove forgets an entry. The hand does not stay on it.
+// Remove removes an entry. If the hand is on it, the hand moves on.
 func (p *Policy) Remove(slot uint32) {
 	if slot == p.hand {
 		p.hand = p.t.Before(slot)
@@ -49,10 +49,10 @@ func (p *Policy) Remove(slot uint32) {
 	p.t.Remove(slot)
 }
 
-// Victims moves the hand. It ends up before the last victim, as if that were gone already.
+// Victims moves the hand. The hand ends before the last victim, as if that were removed already.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	a := p.t.Ask(ask, dst)
-	// A round in which nothing is named is the last but one: it cleared all bits.
+	// After a round in which no entry is named, there is one more round, because all bits are cleared then.
 	for idle := 2 * uint64(p.t.Len(queue)); a.More() && idle > 0; idle-- {
 		if p.hand == slots.None {
 			p.hand = p.t.Back(queue)

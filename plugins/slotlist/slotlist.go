@@ -1,8 +1,8 @@
 // Package slotlist keeps slots in an order: newest at the front, oldest at the back.
 //
-// It is an intrusive list in one slot-indexed array: every event is O(1), and the list costs 16 bytes for each slot up to
-// the highest that was used, in pages that are allocated with the first use of one of their slots. It tracks pinned slots and
-// returns victims from the back. Policies that keep one order (lru, fifo) are a loop around it.
+// It is an intrusive list in one array indexed by slot. Every event takes O(1). The list takes 16 bytes for each slot up to the
+// highest that was used, in pages that are allocated when one of their slots is first used. It tracks pinned slots and names
+// victims from the back. Policies with a single order (lru, fifo) only call it.
 package slotlist
 
 import (
@@ -12,11 +12,11 @@ import (
 	"github.com/kvhost/kvhost/plugins/internal/slots"
 )
 
-// Bits of node.state. The rest of it is the entry's size in abi.SizeUnit, which saturates.
+// Bits of node.state. The remaining bits are the size of the entry in abi.SizeUnit, which saturates.
 const (
 	resident = 1 << 31
 	pinned   = 1 << 30
-	passed   = 1 << 29 // Victims found it pinned at the back and starts beyond it
+	passed   = 1 << 29 // the slot was pinned at the back, and Victims begins beyond it
 	sizeMask = passed - 1
 )
 
@@ -27,27 +27,28 @@ type node struct {
 	tenant uint32
 }
 
-// List is an order over the slots below the number given to [New]. Slots out of range, and operations on a slot that
-// is not in the list, are ignored: the host is trusted to order its events, not relied on for memory safety.
+// List is an order of the slots below the number given to [New]. Slots out of range, and operations on a slot that is
+// not in the list, are ignored. The order of events is the host's responsibility, but memory safety does not depend on
+// it.
 type List struct {
-	nodes slots.Array[node] // the last one is the root: its older is the newest slot, its newer the oldest
+	nodes slots.Array[node] // the last one is the root: its older is the newest slot, and its newer is the oldest slot
 	root  uint32
-	ready uint32 // slots below have memory
-	top   uint32 // no slot from here on was ever in the list
-	done  uint32 // the newest of the pinned run at the back that Victims need not visit again, or root
+	ready uint32 // slots below this number have memory
+	top   uint32 // no slot from this number on was ever in the list
+	done  uint32 // newest slot of the pinned run at the back that Victims need not visit again, or root
 }
 
-// New makes an empty list for slots below maxSlots.
+// New returns an empty list for slots below maxSlots.
 func New(maxSlots uint32) List {
 	l := List{nodes: slots.NewArray(maxSlots+1, node{}), root: maxSlots, done: maxSlots}
 	*l.nodes.Make(maxSlots) = node{newer: maxSlots, older: maxSlots}
 	return l
 }
 
-// Apply applies a batch of events; a touch moves its slot to the front when touch is set. The common case of each common
-// op is inlined in the loop, without calls, slice checks or nil checks, and the newest slot stays in a register: in a Go
-// guest each branch and each memory access costs more than the work itself. Links stay inside the array, because only the
-// slots of events come from outside, and they are checked against the number of slots.
+// Apply applies a batch of events. With touch set, a touch moves its slot to the front. The common case of each common op is
+// inlined in the loop without calls, slice checks or nil checks, and the newest slot stays in a register. In a Go guest, each
+// branch and each memory access costs more than the work itself. Links stay inside the array, because only the slots of events
+// come from outside, and these are compared with the number of slots.
 func (l *List) Apply(batch []abi.Event, touch bool) {
 	base := l.nodes.Pages()
 	last, ready := l.root, l.ready
@@ -106,16 +107,16 @@ func (l *List) Apply(batch []abi.Event, touch bool) {
 	at(base, last).older = newest
 }
 
-// link sets both links with one store. (Hosts and guests are little-endian.)
+// link sets both links with one store. Hosts and guests are little-endian.
 func (n *node) link(newer, older uint32) {
 	*(*uint64)(unsafe.Pointer(n)) = uint64(older)<<32 | uint64(newer)
 }
 
-// at is node i, which the caller has compared with the root or found as a link.
+// at returns node i. The caller must have compared i with the root or found it as a link.
 func at(base unsafe.Pointer, i uint32) *node { return slots.At[node](base, i) }
 
-// apply is any event, of a slot below the root. One that is inserted while it is there moves to the front and loses its pin;
-// one that is pinned keeps its place.
+// apply applies any event with a slot below the root. If a slot that is in the list is inserted again, it moves to the front
+// and loses its pin. A slot that is pinned keeps its place.
 func (l *List) apply(ev *abi.Event, touch bool) {
 	n := l.nodes.At(ev.Slot)
 	state := n.state
@@ -137,13 +138,13 @@ func (l *List) apply(ev *abi.Event, touch bool) {
 		n.state |= pinned
 	case ev.Op == abi.OpUnpin:
 		if state&passed != 0 {
-			l.done = l.root // it may stand anywhere in the run
+			l.done = l.root // the slot may be anywhere in the run
 		}
 		n.state &^= pinned | passed
 	}
 }
 
-// grown is the node of a slot that is about to be used.
+// grown returns the node of a slot that is about to be used, and allocates its memory if necessary.
 func (l *List) grown(slot uint32) *node {
 	n := l.nodes.Make(slot)
 	for l.ready < l.root && l.nodes.Has(l.ready) {
@@ -153,13 +154,14 @@ func (l *List) grown(slot uint32) *node {
 	return n
 }
 
-// maxPassed bounds the slots that one call of Victims passes over, so that it ends soon even when a hundred thousand
-// slots at the back are pinned.
+// maxPassed is the maximum number of slots that one call of Victims skips, so that it ends soon even if a hundred
+// thousand slots at the back are pinned.
 const maxPassed = 4096
 
-// Victims writes the oldest unpinned slots to dst: as many as it takes to free ask.Bytes, at most ask.MaxVictims, and
-// only those of ask.Tenant when it names one. Slots pinned at the back are visited once, not once per call; another
-// tenant's older slots are walked over each time. After passing over maxPassed slots it answers what it has.
+// Victims writes the oldest unpinned slots to dst: as many as are needed to free ask.Bytes, and at most ask.MaxVictims.
+// If ask.Tenant is a tenant, it takes only slots of that tenant. Slots that are pinned at the back are visited once and
+// not in each call. Older slots of other tenants are visited each time. After skipping maxPassed slots, Victims returns
+// the slots found so far.
 func (l *List) Victims(ask abi.Ask, dst []uint32) int {
 	limit := min(uint64(ask.MaxVictims), uint64(len(dst)))
 	var n, freed uint64
@@ -196,7 +198,7 @@ func (l *List) pushFront(slot uint32, n *node, state uint32) {
 	root.older = slot
 }
 
-// remove takes a slot that is there out, and out of the run at the back.
+// remove removes a slot from the list, and from the pinned run at the back.
 func (l *List) remove(slot uint32, n *node) {
 	if slot == l.done {
 		l.done = n.older

@@ -7,20 +7,20 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// ErrState says that a saved order is not one, or has more slots than the list.
+// ErrState means that the bytes are not a saved order, or that it has more slots than the list.
 var ErrState = errors.New("slotlist: not a saved order")
 
-// A saved order is a header, then 8 bytes for each slot up to the last that is present, in the order of slots and not of the list:
-// the next older one, and the state. Copying is then as fast as memory, when following the list would miss the caches at
-// each slot, and the root waits until it ends. Tenants follow as runs of equal ones. All little-endian.
+// A saved order is a header, followed by 8 bytes for each slot up to the last one in the list: the next older slot, and the state. The
+// order is that of the slots and not of the list. It can therefore be copied at the speed of memory. Following the list would miss the
+// caches at each slot, and the root waits until saving ends. The tenants follow as runs of equal ones. All numbers are little-endian.
 const (
 	stateMagic  = 0x31_74_73_6c // "lst1"
-	stateHeader = 4 * 4         // magic, slots, done, runs; abi.None for the root
+	stateHeader = 4 * 4         // magic, slots, done, runs; abi.None stands for the root
 	stateSlot   = 2 * 4
-	stateRun    = 2 * 4 // slots, tenant
+	stateRun    = 2 * 4 // number of slots, tenant
 )
 
-// Save appends the order to dst, at most limit bytes of it. ok is false, and dst as it was, when it takes more.
+// Save appends the order to dst, at most limit bytes of it. If that is not enough, ok is false and dst is unchanged.
 func (l *List) Save(dst []byte, limit int) (_ []byte, ok bool) {
 	slots := l.top
 	for slots > 0 && l.nodes.At(slots-1).state == 0 {
@@ -56,7 +56,7 @@ func (l *List) Save(dst []byte, limit int) (_ []byte, ok bool) {
 	return dst, true
 }
 
-// name is a slot as it is saved.
+// name returns a slot in its saved form.
 func (l *List) name(slot uint32) uint32 {
 	if slot == l.root {
 		return abi.None
@@ -64,7 +64,7 @@ func (l *List) name(slot uint32) uint32 {
 	return slot
 }
 
-// Load makes a list that is empty what Save kept. After an error it is empty still.
+// Load restores a saved order in an empty list. After an error the list is still empty.
 func (l *List) Load(b []byte) error {
 	err := l.load(b)
 	if err != nil {
@@ -120,7 +120,8 @@ func (l *List) load(b []byte) error {
 	return l.close(present, done)
 }
 
-// close finds the other direction of the links, and that they are one way through all slots that are present.
+// close sets the links in the other direction. It returns an error unless the links are one path through all slots in
+// the list.
 func (l *List) close(present, done uint32) error {
 	const unseen = 1<<32 - 1
 	l.nodes.At(l.root).newer = unseen
@@ -136,7 +137,7 @@ func (l *List) close(present, done uint32) error {
 		}
 		older := l.nodes.At(n.older)
 		if n.older != l.root && older.state == 0 || older.newer != unseen {
-			return ErrState // two have the same next one, or one that is not there
+			return ErrState // two slots have the same next one, or the next one is not in the list
 		}
 		older.newer = i
 	}
@@ -144,7 +145,8 @@ func (l *List) close(present, done uint32) error {
 	if present == 0 {
 		root.newer, root.older = l.root, l.root
 	}
-	// Each slot is the next older one of one other at most, so that who has none is the newest, and there is one way.
+	// Each slot is the next older one of at most one other slot. So the slot that has no newer one is the newest, and
+	// there is one path.
 	at, steps := root.newer, uint32(0)
 	for ; present > 0 && steps < present && at != unseen; steps++ {
 		root.older = at

@@ -1,15 +1,15 @@
-// Package striped is the place policy "striped": entries are spread over several roots in proportion to what each can
-// take, names are those of fanout.
+// Package striped is the place policy "striped". It spreads entries over several roots in proportion to the weights of the
+// roots. Names are those of fanout.
 //
-// A root's weight is its measured speed times its room: free bytes, but at least a sixteenth of its capacity, which a
-// full root gives by evicting. So a fast root gets more, an emptier one catches up, and among full roots of one speed
-// entries reach the same age before they go. A root that takes no stores has no weight; a speed that is not known yet
-// counts as the mean of the others.
+// The weight of a root is its measured speed times its room. The room is its free bytes, but at least a sixteenth of its
+// capacity, since a full root makes room by evicting. So a fast root gets more entries, an emptier root catches up, and in full
+// roots of the same speed entries reach the same age before they are evicted. A root that takes no stores has no weight. An
+// unknown speed counts as the mean of the known ones.
 //
-// Which root an entry gets follows from its key by weighted rendezvous hashing (D. G. Thaler, C. V. Ravishankar, Using
-// Name-Based Mappings to Increase Hit Rates, IEEE/ACM Transactions on Networking 6(1), 1998): each root draws a number from
-// the key, scaled by its weight, and the best draw wins. That needs no state, so that any number of instances agree,
-// all ranks' pieces of an entry share a root, and when a weight changes only the entries change roots that must.
+// The root of an entry follows from its key by weighted rendezvous hashing (D. G. Thaler, C. V. Ravishankar, Using Name-Based
+// Mappings to Increase Hit Rates, IEEE/ACM Transactions on Networking 6(1), 1998). Each root draws a number from the key,
+// scaled by its weight, and the best draw wins. This needs no state, so any number of instances agree, and the pieces of all
+// ranks of an entry are in the same root. When a weight changes, only the entries that must change roots do.
 package striped
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/kvhost/kvhost/plugins/fanout"
 )
 
-// roomShare is the part of its capacity that a full root is taken to have room for.
+// roomShare is the divisor of a root's capacity that gives its least room.
 const roomShare = 16
 
 // Policy is a [guest.Placer] and a [guest.Namespacer].
@@ -28,7 +28,7 @@ type Policy struct {
 	*fanout.Policy
 }
 
-// New takes fanout's settings.
+// New accepts the settings of fanout.
 func New(info guest.Info) (*Policy, error) {
 	names, err := fanout.New(info)
 	if err != nil {
@@ -43,7 +43,7 @@ func (p *Policy) Place(q *abi.PlaceQuery, roots []abi.RootFacts, dst []byte) ([]
 	return dst, choose(q, roots)
 }
 
-// choose is the index of the root with the best draw, or None when no root takes stores.
+// choose returns the index of the root with the best draw, or None if no root takes stores.
 func choose(q *abi.PlaceQuery, roots []abi.RootFacts) uint32 {
 	best := abi.None
 	var bestCost, bestWeight uint64
@@ -55,7 +55,7 @@ func choose(q *abi.PlaceQuery, roots []abi.RootFacts) uint32 {
 			continue
 		}
 		cost := minusLog(draw(q, r.ID))
-		// The least cost/weight wins, compared without dividing.
+		// The least cost/weight wins. The fractions are compared without a division.
 		hi, lo := bits.Mul64(cost, bestWeight)
 		bestHi, bestLo := bits.Mul64(bestCost, weight)
 		if best == abi.None || hi < bestHi || hi == bestHi && lo < bestLo {
@@ -65,7 +65,7 @@ func choose(q *abi.PlaceQuery, roots []abi.RootFacts) uint32 {
 	return best
 }
 
-// weigh is a root's speed in MiB/s times its room in MiB.
+// weigh returns a root's speed in MiB/s times its room in MiB.
 func weigh(r *abi.RootFacts, usual uint64) uint64 {
 	if r.Flags&abi.RootWritable == 0 {
 		return 0
@@ -78,7 +78,7 @@ func weigh(r *abi.RootFacts, usual uint64) uint64 {
 	return s * room
 }
 
-// speed is the harmonic mean of reading and writing, in MiB/s and at most 2^23, or 0 while unknown.
+// speed returns the harmonic mean of read and write speed in MiB/s, at most 2^23. It is 0 while unknown.
 func speed(r *abi.RootFacts) uint64 {
 	read, write := min(r.ReadBps>>20, 1<<23), min(r.WriteBps>>20, 1<<23)
 	if read == 0 || write == 0 {
@@ -87,7 +87,7 @@ func speed(r *abi.RootFacts) uint64 {
 	return 2 * read * write / (read + write)
 }
 
-// meanSpeed is the mean of the speeds known, 1 when none is.
+// meanSpeed returns the mean of the known speeds, or 1 if none is known.
 func meanSpeed(roots []abi.RootFacts) uint64 {
 	var sum, n uint64
 	for i := range roots {
@@ -102,7 +102,7 @@ func meanSpeed(roots []abi.RootFacts) uint64 {
 	return max(1, sum/n)
 }
 
-// draw is a root's number for an entry: uniform, and the same for every rank.
+// draw returns a root's number for an entry. It is uniformly distributed and the same for every rank.
 func draw(q *abi.PlaceQuery, root uint32) uint64 {
 	h := mix(uint64(q.Namespace)<<32 | uint64(q.Group))
 	for i := 0; i < abi.KeyBytes; i += 8 {
@@ -123,7 +123,7 @@ func mix(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// minusLog is -log2(u / 2^64) in units of 2^-24: the logarithm's fraction bit by bit, by squaring.
+// minusLog returns -log2(u / 2^64) in units of 2^-24. It computes the fraction bit by bit, by squaring.
 func minusLog(u uint64) uint64 {
 	u |= 1
 	n := uint64(bits.LeadingZeros64(u))

@@ -17,28 +17,28 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// buildSection holds the digest of an output's inputs.
+// buildSection is the custom section with the digest of a module's inputs.
 const buildSection = "kvhost.build"
 
-// flags keep function names ("-s" would drop them, and with them every readable guest stack) and leave out DWARF, paths
-// and version control stamps.
+// flags keep the names of functions, without which no guest stack would be readable ("-s" would drop them). They leave
+// out DWARF, paths and version control stamps.
 var flags = []string{"-buildmode=c-shared", "-ldflags=-w", "-trimpath", "-buildvcs=false"}
 
 type pkg struct {
 	ImportPath string
 	Dir        string
-	BuildID    string // which names sources, Go version and flags
+	BuildID    string // identifies sources, Go version and flags
 	Deps       []string
 }
 
 type builder struct {
-	root     string // of the Go module
-	work     string // a directory of its own
+	root     string // root of the Go module
+	work     string // temporary directory
 	packages map[string]*pkg
 	byDir    map[string]*pkg
 }
 
-// command runs the go tool for the wasm target, without whatever the caller's environment adds.
+// command returns a command of the go tool for the wasm target, without the settings in the caller's environment.
 func (b *builder) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = b.root
@@ -48,10 +48,10 @@ func (b *builder) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// overlay is the file that tells the go tool where the mains are.
+// overlay returns the flag for the file in which the go tool finds the main packages.
 func (b *builder) overlay() string { return "-overlay=" + filepath.Join(b.work, "overlay.json") }
 
-// writeMains writes the main package of each plugin, which no directory has: it follows from the manifest.
+// writeMains writes the main package of each plugin. It is generated from the manifest and is not in any directory.
 func (b *builder) writeMains(plugins []plugin) error {
 	files := map[string]string{}
 	for _, p := range plugins {
@@ -68,7 +68,7 @@ func (b *builder) writeMains(plugins []plugin) error {
 	return os.WriteFile(filepath.Join(b.work, "overlay.json"), text, 0o600)
 }
 
-// main is the text of a plugin's main package.
+// main returns the text of a plugin's main package.
 func (p *plugin) main() string {
 	const module = "github.com/kvhost/kvhost/"
 	var imports, exports strings.Builder
@@ -83,7 +83,7 @@ func (p *plugin) main() string {
 	return "//go:build wasip1\n\npackage main\n\nimport (\n" + imports.String() + ")\n\n" + exports.String() + "func main() {}\n"
 }
 
-// list compiles the packages of all plugins that were not compiled yet, in one run of the go tool.
+// list compiles all plugins that are not compiled yet in one run of the go tool.
 func (b *builder) list(ctx context.Context, plugins []plugin) error {
 	if err := b.writeMains(plugins); err != nil {
 		return err
@@ -109,7 +109,7 @@ func (b *builder) list(ctx context.Context, plugins []plugin) error {
 	}
 }
 
-// digest names everything that goes into a plugin.
+// digest returns the digest of all inputs of a plugin.
 func (b *builder) digest(p plugin) (string, error) {
 	main, ok := b.byDir[filepath.Join(p.dir, "wasm")]
 	if !ok {
@@ -125,7 +125,7 @@ func (b *builder) digest(p plugin) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// build makes one module, unless one of those found earlier is current.
+// build builds one module, unless one of the given modules of earlier runs is current.
 func (b *builder) build(ctx context.Context, p plugin, found ...[]byte) (module []byte, built bool, err error) {
 	digest, err := b.digest(p)
 	if err != nil {

@@ -2,15 +2,15 @@
 //
 //	go run ./plugins/internal/build [-v] [-overlay file | -o dir [plugin directory ...]]
 //
-// A plugin is a plugins/<name> that has a manifest: its main package exports New of the package in the roles of the manifest, and is
-// made for the go tool alone. The modules that an operator would choose go to plugins/dist,
-// compressed, and the next build of the host embeds them. With -overlay they go to the directory of that file, which tells
-// `go build -overlay` to embed them: nothing is written to the source tree. With -o, all plugins or those named go to another
-// directory, uncompressed, as <name>.wasm, for policy_dir.
+// A plugin is a directory plugins/<name> with a manifest. Its main package exists only during the build: it registers the package's New for
+// the roles of the manifest. The modules that an operator would choose are written to plugins/dist in compressed form, and the next build
+// of the host embeds them. With -overlay they are written next to the given file, which tells `go build -overlay` to embed them, and the
+// source tree stays unchanged. With -o, all plugins or the named ones are written to another directory as <name>.wasm, uncompressed, for
+// policy_dir.
 //
-// Each module has its manifest as a custom section. A second custom section holds a digest of everything that it was
-// built from (sources, manifest, Go version, flags): a module with the current digest is not built again, and the
-// same inputs give the same bytes.
+// Each module has its manifest as a custom section. A second custom section holds a digest of all inputs (sources,
+// manifest, Go version, flags). A module with the current digest is not built again. The same inputs give the same
+// bytes.
 package main
 
 import (
@@ -28,8 +28,8 @@ import (
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
-// chosen are the policies that an operator would choose, which the host has in it.
-// The others are textbook policies to compare with.
+// chosen lists the policies that the host embeds, which are those that an operator would choose. The others are
+// textbook policies for comparison.
 var chosen = []string{
 	"lru", "fifo", "s3fifo", "prefix", "reuse", // evict
 	dist.Base, "striped", "llmd", // place
@@ -65,7 +65,8 @@ func run(ctx context.Context, out, overlay string, verbose bool, dirs []string) 
 	if err != nil {
 		return err
 	}
-	// Not here: a directory without files yet would break a build that embeds this one at the same time.
+	// The directory is not below the source tree: a directory without files would break a build of the host that embeds
+	// plugins/dist at the same time.
 	work, err := os.MkdirTemp("", "kvhost-policy-")
 	if err != nil {
 		return err
@@ -131,12 +132,13 @@ func moduleRoot(ctx context.Context) (string, error) {
 
 type plugin struct {
 	name     string
-	dir      string // absolute; holds manifest.json
-	text     []byte // of the manifest
+	dir      string // absolute path; contains manifest.json
+	text     []byte // text of the manifest
 	manifest abi.Manifest
 }
 
-// find takes the directories named, or every plugin of the module. The base comes first: others are compressed with it.
+// find returns the plugins in the given directories, or all plugins of the module. The base comes first, because the
+// others are compressed with it.
 func find(root string, dirs []string) ([]plugin, error) {
 	if len(dirs) == 0 {
 		found, err := filepath.Glob(filepath.Join(root, "plugins", "*", "manifest.json"))

@@ -10,11 +10,12 @@ import (
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
-// output is a directory for modules: as a host reads them from files, or compressed for embedding. Then the base must be written first.
+// output is a directory for modules, either uncompressed for a host's policy_dir or compressed for embedding. In the
+// second case the base must be written first.
 type output struct {
 	dir        string
 	compressed bool
-	oldBase    []byte // what the modules of an earlier run were compressed with
+	oldBase    []byte // base of the modules of an earlier run
 	base       []byte
 }
 
@@ -31,7 +32,7 @@ func (d *output) file(name string) string {
 	return filepath.Join(d.dir, name+".wasm")
 }
 
-// read gives the module that an earlier run wrote; nil when there is none, or it cannot be read.
+// read returns the module of an earlier run, or nil if there is none or it cannot be read.
 func (d *output) read(name string) []byte {
 	module, err := os.ReadFile(d.file(name))
 	if err != nil || !d.compressed {
@@ -45,7 +46,7 @@ func (d *output) read(name string) []byte {
 	return module
 }
 
-// write replaces it.
+// write replaces the file of a module.
 func (d *output) write(name string, module []byte) (path string, err error) {
 	path = d.file(name)
 	if d.compressed && name == dist.Base {
@@ -66,7 +67,7 @@ func (d *output) write(name string, module []byte) (path string, err error) {
 	return path, replace(path, module)
 }
 
-// sweep removes modules that no plugin has any more: they would be embedded, too.
+// sweep removes modules without a plugin, which would be embedded as well.
 func (d *output) sweep(plugins []plugin) error {
 	keep := map[string]bool{}
 	for _, p := range plugins {
@@ -89,7 +90,7 @@ func (d *output) sweep(plugins []plugin) error {
 	return nil
 }
 
-// writeOverlay tells the go command to find the modules next to the overlay where dist embeds them.
+// writeOverlay writes the overlay that makes the go command find the modules where dist embeds them.
 func writeOverlay(overlay, dir string, plugins []plugin) error {
 	files := map[string]string{}
 	for _, p := range plugins {
@@ -103,7 +104,8 @@ func writeOverlay(overlay, dir string, plugins []plugin) error {
 	return replace(overlay, append(text, '\n'))
 }
 
-// replace writes next to the target and renames: two builders at once do no harm, and a reader never sees half a file.
+// replace writes a file next to the target and renames it. Two builders can run at once, and a reader never sees half a
+// file.
 func replace(target string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(target), ".kvhost-policy-")
 	if err != nil {

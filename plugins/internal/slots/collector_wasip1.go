@@ -2,6 +2,6 @@ package slots
 
 import "runtime/debug"
 
-// A collection in a guest takes fuel and time from the event that happens to start it, and finds nothing: pages are
-// kept until the instance ends, and policies allocate nothing else after their start.
+// Garbage collection is off. In a guest it would take fuel and time from the event that happens to start it, and it
+// would find nothing: pages are kept until the instance ends, and policies allocate nothing else after their start.
 func init() { debug.SetGCPercent(-1) }

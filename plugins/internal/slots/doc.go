@@ -1,11 +1,10 @@
-// Package slots holds what the first-party eviction policies share.
+// Package slots is the common base of the first-party eviction policies.
 //
-// A policy's whole state is a few arrays indexed by slot. [Table] keeps what the host said about each slot and threads
-// circular lists through the slots; a policy moves entries between its lists and owns no other memory. Ghosts
-// (fingerprints of removed entries) are further nodes of the same table, so a ghost list, or a stack of residents and
-// ghosts, is a list like any other. [Naming] does the bookkeeping of one question for
-// victims.
+// The whole state of a policy is a few arrays indexed by slot. A [Table] records the host's facts about each slot, and
+// links slots in circular lists. A policy moves entries between its lists and owns no other memory. Ghosts are
+// fingerprints of removed entries. They are further nodes of the same table, so a list of ghosts, or of residents and
+// ghosts, is a list like any other. [Naming] is the state of one answer with victims.
 //
-// Memory comes with the slots and ghosts that are used, a page at a time, and stays ([Array]). Sizes are in
-// units of 4 KiB, as in events, and where a paper counts pages the policies count units.
+// Memory is allocated a page at a time for the slots and ghosts that are used, and is kept ([Array]). Sizes are in
+// units of 4 KiB, as in events. Where a paper counts pages, the policies count units.
 package slots

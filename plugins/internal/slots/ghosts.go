@@ -1,11 +1,11 @@
 package slots
 
-// ghosts are the table's nodes above the slots: a list of free ones, threaded through their links, and chains of those
-// with the same hash of their fingerprint.
+// ghosts manages the nodes of the table above the slots. It has a list of the free ones, linked through the nodes, and
+// chains of ghosts with the same hash of their fingerprint.
 type ghosts struct {
-	free   uint32 // first of the nodes that were ghosts once, None for none
-	fresh  uint32 // first of those that never were
-	left   uint32 // free nodes, of both kinds
+	free   uint32 // first free node that was a ghost before, or None
+	fresh  uint32 // first free node that was never used
+	left   uint32 // number of free nodes of both kinds
 	chains Buckets
 }
 
@@ -13,11 +13,11 @@ func (g *ghosts) init(first, n uint32) {
 	g.free, g.fresh, g.left, g.chains = None, first, n, NewBuckets(n, None)
 }
 
-// home is the hash of a fingerprint. Fingerprints are hashes already; the multiplication guards against a host, or a
-// test with fingerprints that count upwards.
+// home returns the hash of a fingerprint. Fingerprints are hashes already. The multiplication protects against a host
+// or a test with consecutive fingerprints.
 func home(key uint64) uint32 { return uint32(key * 0x9e3779b97f4a7c15 >> 32) }
 
-// Ghost is the ghost with this fingerprint, or None.
+// Ghost returns the ghost with this fingerprint, or None.
 func (t *Table) Ghost(key uint64) uint32 {
 	i := *t.chains.Of(home(key))
 	for i != None {
@@ -30,7 +30,7 @@ func (t *Table) Ghost(key uint64) uint32 {
 	return i
 }
 
-// widen makes another chain, of ghosts of one that there is.
+// widen adds a chain and moves ghosts of an existing chain to it.
 func (t *Table) widen() {
 	old, made, bit, ok := t.chains.Add()
 	if !ok {
@@ -46,8 +46,8 @@ func (t *Table) widen() {
 	}
 }
 
-// NewGhost makes a node that is in no list remember a fingerprint, which no other may remember. It answers None when no
-// node is free; policies drop their oldest ghost first.
+// NewGhost returns a new ghost with a fingerprint, which no other ghost may have. The ghost is in no list. It returns
+// None if no node is free, which policies avoid by dropping their oldest ghost first.
 func (t *Table) NewGhost(key uint64, size uint32) uint32 {
 	if t.left == 0 {
 		return None
@@ -67,7 +67,7 @@ func (t *Table) NewGhost(key uint64, size uint32) uint32 {
 	return i
 }
 
-// PushGhost remembers a fingerprint at the front of a list. The oldest ghost of the list is dropped when no node is free.
+// PushGhost adds a ghost at the front of a list. If no node is free, it drops the oldest ghost of the list.
 func (t *Table) PushGhost(l List, key uint64, size uint32) {
 	if old := t.Ghost(key); old != None {
 		t.DropGhost(old)
@@ -82,7 +82,7 @@ func (t *Table) PushGhost(l List, key uint64, size uint32) {
 	}
 }
 
-// DropGhost forgets a ghost and takes it out of its list.
+// DropGhost frees a ghost and takes it out of its list.
 func (t *Table) DropGhost(i uint32) {
 	n := t.node(i)
 	if n.list != 0 {
@@ -98,11 +98,11 @@ func (t *Table) DropGhost(i uint32) {
 	t.left++
 }
 
-// maxTrimmed is how many ghosts one event forgets at most. Entries may have very different sizes, and an event's work is
-// bounded; the rest goes with the following events.
+// maxTrimmed is the maximum number of ghosts that one event drops, because the work of an event is limited and sizes of entries
+// may differ greatly. Later events drop the rest.
 const maxTrimmed = 16
 
-// TrimGhosts drops a list's oldest ghosts until its units are at most limit.
+// TrimGhosts drops the oldest ghosts of a list until the list has at most limit units.
 func (t *Table) TrimGhosts(l List, limit uint64) {
 	for n := 0; n < maxTrimmed && t.Units(l) > limit; n++ {
 		t.DropGhost(t.Back(l))

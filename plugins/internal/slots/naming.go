@@ -2,27 +2,27 @@ package slots
 
 import "github.com/kvhost/kvhost/abi"
 
-// Naming is the answer to one question for victims while it is being made. Naming an entry does not move it: it stays
-// in its list until the host removes it, and if the host keeps it, it is where it was. Within one question an entry
-// is named at most once, and [Naming.Left] counts a list as if what was named were gone.
+// Naming is an answer with victims that is being made. Naming an entry does not move it. The entry stays at its place
+// in its list until the host removes it. Within one answer an entry is named at most once, and [Naming.Left] counts a
+// list without the named entries.
 //
-// Its work is bounded, because the host bounds what a call may execute: it takes maxSteps steps at most and then names
-// fewer than were asked for, and after patience steps entries are no longer spared for having been used.
+// The work is limited, because the host limits the work of a call. An answer takes at most maxSteps steps, and then has
+// fewer victims than requested. After patience steps, used entries are no longer spared.
 type Naming struct {
 	t      *Table
 	dst    []uint32
 	n      int
 	steps  uint32
 	spared uint32
-	want   uint64 // units
+	want   uint64 // requested units
 	got    uint64
 	tenant uint32
 }
 
-// Ask starts an answer in dst.
+// Ask begins an answer in dst.
 func (t *Table) Ask(ask abi.Ask, dst []uint32) Naming {
 	t.asks++
-	if t.asks == 0 { // wrapped: 0 means never
+	if t.asks == 0 { // after a wrap-around, because 0 means never
 		t.asks = 1
 	}
 	for l := range t.sums {
@@ -45,14 +45,15 @@ const (
 	maxSpared  = 4500
 )
 
-// More says whether a further step is to be taken: whether victims are wanted and the question is not taking too long.
+// More counts a step, and reports whether it may be made: more victims are needed, and the limit of steps is not
+// reached.
 func (a *Naming) More() bool {
 	a.steps++
 	return a.got < a.want && a.n < len(a.dst) && a.steps <= maxSteps
 }
 
-// Spare takes one off the marks of node i and those before it, towards the front, up to the first node without a mark, and
-// answers that, or None. It is a cheap step: spareSteps of its kind count for one.
+// Spare removes one mark from node i and from each node before it, towards the front of the list, until it meets a node without
+// a mark. It returns that node, or None at the end of the list. Such a step is cheap: spareSteps of them count as one.
 func (a *Naming) Spare(i uint32) uint32 {
 	from := maxSpared - a.spared
 	i, left := a.t.spare(i, from)
@@ -64,7 +65,7 @@ func (a *Naming) Spare(i uint32) uint32 {
 	return i
 }
 
-// spare is a function of its own because the host charges each round of a loop for all of the function around it.
+// spare is a separate function, because the host charges each iteration of a loop for the length of the whole function.
 func (t *Table) spare(i, left uint32) (uint32, uint32) {
 	for ; i < t.ends && left > 0; left-- {
 		n := t.node(i)
@@ -77,16 +78,17 @@ func (t *Table) spare(i, left uint32) (uint32, uint32) {
 	return i, left
 }
 
-// Hurry makes a step count for many.
+// Hurry counts additional steps.
 func (a *Naming) Hurry(steps uint32) { a.steps += steps }
 
-// Spares says whether [Naming.Spare] may go on: a question spares some thousands.
+// Spares reports whether [Naming.Spare] may continue. One answer spares at most maxSpared nodes.
 func (a *Naming) Spares() bool { return a.spared < maxSpared }
 
-// Patient says whether entries may still be spared for having been used.
+// Patient reports whether used entries may still be spared.
 func (a *Naming) Patient() bool { return a.steps <= patience }
 
-// May says whether a resident entry can be named: it is not pinned, not named yet, and of the tenant asked for.
+// May reports whether a resident entry can be named: it is not pinned, not named yet, and belongs to the requested
+// tenant.
 func (a *Naming) May(slot uint32) bool {
 	e := a.t.At(slot)
 	return e.pins == 0 && e.named != a.t.asks && (a.tenant == abi.None || e.Tenant == a.tenant)
@@ -102,20 +104,20 @@ func (a *Naming) Name(slot uint32) {
 	a.n++
 }
 
-// Left is a list's units without those named.
+// Left returns the units of a list without the named entries.
 func (a *Naming) Left(l List) uint64 {
 	s := &a.t.sums[l%maxLists]
 	return s.units - s.named
 }
 
-// Want is how many units are still to be freed.
+// Want returns the units that are still to be freed.
 func (a *Naming) Want() uint64 { return a.want - min(a.want, a.got) }
 
-// Count is how many were named.
+// Count returns the number of named entries.
 func (a *Naming) Count() int { return a.n }
 
-// NameFrom names what it may from node i towards the front of its list, and answers the node it stopped at: None when it
-// got to the front.
+// NameFrom names entries from node i towards the front of its list, if they can be named. It returns the node at which it
+// stopped, or None at the front.
 func (a *Naming) NameFrom(i uint32) uint32 {
 	for ; i != None && a.More(); i = a.t.Before(i) {
 		if a.May(i) {
@@ -125,6 +127,6 @@ func (a *Naming) NameFrom(i uint32) uint32 {
 	return i
 }
 
-// Evicted says whether a slot that is being removed was named: whether it goes because the policy chose it, and not
-// because the host dropped it for a reason of its own.
+// Evicted reports whether the entry that is being removed from a slot was named. Otherwise the host removes it for a
+// reason of its own.
 func (t *Table) Evicted(slot uint32) bool { return t.At(slot).named != 0 }

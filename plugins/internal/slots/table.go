@@ -6,15 +6,15 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Entry is what is known about one slot, or about one ghost.
+// Entry holds the facts about one slot or one ghost.
 type Entry struct {
 	Key    uint64
-	Size   uint32 // units
+	Size   uint32 // size in units
 	Tenant uint32
-	named  uint32 // number of the question that last named it, 0 for none; of a ghost, the next of its chain
+	named  uint32 // number of the answer that last named the entry, 0 for none; for a ghost, the next one in its chain
 	pins   uint16
-	list   uint8 // 0: not here
-	Mark   uint8 // the policy's own: a visited bit, a small counter
+	list   uint8 // list of the entry; 0 means none
+	Mark   uint8 // for the policy's use: a visited bit or a small counter
 }
 
 type node struct {
@@ -22,42 +22,42 @@ type node struct {
 	links
 }
 
-// links are one node's neighbours in its list.
+// links are the neighbours of a node in its list.
 type links struct{ prev, next uint32 }
 
-// List names one of a table's lists. List 0 is no list.
+// List is the number of one of a table's lists. 0 stands for no list.
 type List uint8
 
-// None is the absent node.
+// None stands for no node.
 const None = abi.None
 
-// maxLists is how many lists a table can have, list 0 included.
+// maxLists is the maximum number of lists of a table, including list 0.
 const maxLists = 8
 
 type sum struct {
 	len   uint32
 	units uint64
-	named uint64 // units named by the question being answered
+	named uint64 // units named by the present answer
 }
 
-// Table is the entries of every slot and ghost, and the lists they are in.
+// Table holds the entries of all slots and ghosts, and their lists.
 //
-// Nodes are reached without the checks of a slice. That is sound because node numbers never come from outside: links are
-// the table's own, and a slot in an event is compared with the number of slots by [Table.Resident] or [Table.Insert]
-// before anything else is done with it.
+// Nodes are accessed without the checks of a slice. This is safe because node numbers never come from outside. Links belong to
+// the table, and [Table.Resident] or [Table.Insert] compares the slot of an event with the number of slots before the slot is
+// used.
 type Table struct {
-	nodes Array[node] // of all slots, ghosts and lists' ends
+	nodes Array[node] // nodes of all slots, ghosts and ends of lists
 	slots uint32
-	ends  uint32 // node of list 0's ends; list l's are l further
+	ends  uint32 // node of the ends of list 0; that of list l is l further
 	asks  uint32
 	sums  [maxLists]sum
 	ghosts
 }
 
-// maxNodes keeps node numbers, ends included, well within u32.
+// maxNodes keeps node numbers, including ends, well within u32.
 const maxNodes = 1 << 31
 
-// NewTable makes room for slots below maxSlots, for so many ghosts, and for the lists 1 to lists.
+// NewTable returns a table for slots below maxSlots, maxGhosts ghosts, and the lists 1 to lists.
 func NewTable(maxSlots, maxGhosts uint32, lists List) (*Table, error) {
 	if maxSlots == 0 {
 		return nil, fmt.Errorf("slots: an eviction policy needs slots, MaxSlots is 0")
@@ -77,25 +77,25 @@ func NewTable(maxSlots, maxGhosts uint32, lists List) (*Table, error) {
 	return t, nil
 }
 
-// Ghosts is how many ghosts a policy should make room for when its paper wants a share of the capacity: percent of the
-// slots, and one at least.
+// Ghosts returns the number of ghosts for a policy with a paper that asks for a share of the capacity: percent of the
+// slots, and at least one.
 func Ghosts(maxSlots uint32, percent uint32) uint32 {
 	return uint32(uint64(maxSlots)*uint64(percent)/100) + 1
 }
 
 func (t *Table) node(i uint32) *node { return t.nodes.At(i) }
 
-// At is the entry of a slot that is the table's, or of a ghost.
+// At returns the entry of a valid slot or of a ghost.
 func (t *Table) At(i uint32) *Entry { return &t.node(i).Entry }
 
-// Resident says whether the slot is one of the table's and holds an entry.
+// Resident reports whether a slot is valid and has an entry.
 func (t *Table) Resident(slot uint32) bool { return slot < t.slots && t.node(slot).list != 0 }
 
-// In is the list that a node is in.
+// In returns the list of a node.
 func (t *Table) In(i uint32) List { return List(t.node(i).list) }
 
-// Insert notes a new entry at the front of a list. It says false when the event names no slot of the table. A slot
-// that still held an entry forgets it first.
+// Insert adds a new entry at the front of a list. It returns false if the event's slot is not valid. If the slot has an
+// entry already, that entry is removed first.
 func (t *Table) Insert(ev *abi.Event, l List) bool {
 	if ev.Slot >= t.slots {
 		return false
@@ -109,16 +109,17 @@ func (t *Table) Insert(ev *abi.Event, l List) bool {
 	return true
 }
 
-// Handler is what a policy does with the events of slots. Touch and Remove are for slots that hold an entry; Insert is for
-// those that hold none, and below the table's number.
+// Handler is the reaction of a policy to the events of slots. Touch and Remove are called for slots with an entry. Insert is
+// called for valid slots without one.
 type Handler interface {
 	Touch(slot uint32)
 	Insert(ev *abi.Event)
 	Remove(slot uint32)
 }
 
-// Apply passes a batch of events on to a policy. An insert over an entry removes that first. Pins are the table's. It takes
-// a call per event, and so some hundredths more fuel than a loop of the policy's own: s3fifo, which hosts embed, has one.
+// Apply passes the events of a batch to a policy. It removes an existing entry before an insert, and handles pins itself. It
+// makes a call for each event, which takes a few percent more fuel than a loop in the policy itself. s3fifo, which hosts embed,
+// therefore has its own loop.
 func (t *Table) Apply(batch []abi.Event, p Handler) {
 	for i := range batch {
 		ev := &batch[i]
@@ -144,8 +145,8 @@ func (t *Table) Apply(batch []abi.Event, p Handler) {
 	}
 }
 
-// Pin applies an OpPin or OpUnpin. Pins nest. An entry that is unpinned has the size that the event says: it was reserved
-// before it was written, and compressed then.
+// Pin applies an OpPin or OpUnpin. Pins nest. At an unpin the entry gets the size in the event, because a compressed entry
+// takes fewer units than were reserved for it.
 func (t *Table) Pin(ev *abi.Event) {
 	if !t.Resident(ev.Slot) {
 		return
@@ -163,7 +164,7 @@ func (t *Table) Pin(ev *abi.Event) {
 	}
 }
 
-// PushFront links a node that is in no list.
+// PushFront adds a node without a list at the front of a list.
 func (t *Table) PushFront(l List, i uint32) {
 	n := t.node(i)
 	n.list = uint8(l)
@@ -173,7 +174,7 @@ func (t *Table) PushFront(l List, i uint32) {
 	t.link(n, i)
 }
 
-// link puts a lone node to the front of the list that it says it is in.
+// link adds a lone node at the front of the list in its entry.
 func (t *Table) link(n *node, i uint32) {
 	end := t.ends + uint32(n.list)
 	e := t.node(end)
@@ -183,7 +184,7 @@ func (t *Table) link(n *node, i uint32) {
 	t.node(front).prev = i
 }
 
-// Remove takes a node out of its list; a slot is then not resident.
+// Remove takes a node out of its list. A slot is then not resident.
 func (t *Table) Remove(i uint32) {
 	n := t.node(i)
 	s := &t.sums[n.list%maxLists]
@@ -194,7 +195,7 @@ func (t *Table) Remove(i uint32) {
 	t.node(n.next).prev = n.prev
 }
 
-// Renew takes a node to the front of the list that it is in.
+// Renew moves a node to the front of its list.
 func (t *Table) Renew(i uint32) {
 	n := t.node(i)
 	t.node(n.prev).next = n.next
@@ -202,16 +203,16 @@ func (t *Table) Renew(i uint32) {
 	t.link(n, i)
 }
 
-// MoveFront takes a node from the list that it is in to the front of another.
+// MoveFront moves a node from its list to the front of another.
 func (t *Table) MoveFront(l List, i uint32) {
 	t.Remove(i)
 	t.PushFront(l, i)
 }
 
-// Back is the last node of a list, or None.
+// Back returns the last node of a list, or None.
 func (t *Table) Back(l List) uint32 { return t.Before(t.ends + uint32(l)) }
 
-// Before is the node before i, towards the front, or None.
+// Before returns the node before i, towards the front, or None.
 func (t *Table) Before(i uint32) uint32 {
 	if i = t.node(i).prev; i < t.ends {
 		return i
@@ -219,7 +220,7 @@ func (t *Table) Before(i uint32) uint32 {
 	return None
 }
 
-// Rotate makes a node the back of the list that it is in; those behind it come to the front, in their order.
+// Rotate makes a node the last of its list. The nodes behind it move to the front in their order.
 func (t *Table) Rotate(i uint32) {
 	end := t.ends + uint32(t.node(i).list)
 	e := t.node(end)
@@ -231,8 +232,8 @@ func (t *Table) Rotate(i uint32) {
 	n.next = end
 }
 
-// Len is how many nodes a list has.
+// Len returns the number of nodes of a list.
 func (t *Table) Len(l List) uint32 { return t.sums[l%maxLists].len }
 
-// Units is the sum of their sizes.
+// Units returns the sum of the sizes in a list.
 func (t *Table) Units(l List) uint64 { return t.sums[l%maxLists].units }
