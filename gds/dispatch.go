@@ -48,7 +48,7 @@ func (g *GPU) take(pool chan *Thread) (t *Thread, err error) {
 	return t, nil
 }
 
-// Control runs fn on the thread that is reserved for rare calls, so that they never wait behind transfers.
+// Control runs fn on the thread that is reserved for rare calls, so that these never wait behind transfers.
 func (g *GPU) Control(fn func(*Thread) error) (err error) {
 	if err := g.Err(); err != nil {
 		return err

@@ -1,9 +1,9 @@
 // Package gds reaches NVIDIA GPUs: their memory, the kernels that move pages, and cuFile.
 //
-// Everything that needs a CUDA context runs with a [Thread], one of a fixed set per [GPU], while that GPU's primary context
-// is current. [GPU.Do] takes one for a whole task, which runs on the caller's operating system thread. The threads for cuFile
-// calls and imports are operating system threads of their own. None of them ends, because destroying a thread that the
-// driver knows can crash the process; a closed GPU's are kept for the next one.
+// Everything that needs a CUDA context runs with a [Thread], one of a fixed set per [GPU], while that GPU's primary context is
+// current. [GPU.Do] takes one for a whole task, which runs on the caller's operating system thread. The threads for cuFile
+// calls and imports are operating system threads of their own. None of them ends, because destroying a thread that the driver
+// knows can crash the process. The threads of a closed GPU are kept for the next one.
 //
 // The libraries are opened at run time, without cgo, and never closed. If they are missing, [Open] returns
 // [ErrNoDriver], and the same binary serves host memory. Symbols are looked up by their versioned names first. Calls

@@ -7,39 +7,39 @@ import (
 
 // Errors of loading the libraries.
 var (
-	// ErrNoDriver says that libcuda cannot be loaded: no NVIDIA driver is installed.
+	// ErrNoDriver means that libcuda cannot be loaded: no NVIDIA driver is installed.
 	ErrNoDriver = errors.New("gds: no CUDA driver")
-	// ErrNoCuFile says that libcufile cannot be loaded.
+	// ErrNoCuFile means that libcufile cannot be loaded.
 	ErrNoCuFile = errors.New("gds: no cuFile library")
-	// ErrSymbol says that a library is too old and lacks a function.
+	// ErrSymbol means that a library is too old and lacks a function.
 	ErrSymbol = errors.New("gds: library lacks a function")
-	// ErrNoGPU says that no GPU has the wanted UUID.
+	// ErrNoGPU means that no GPU has the wanted UUID.
 	ErrNoGPU = errors.New("gds: no such GPU")
 )
 
 // Errors of using a GPU.
 var (
-	// ErrLost says that the GPU's context is lost for good after a sticky error.
+	// ErrLost means that the GPU's context is lost for good after a sticky error.
 	ErrLost = errors.New("gds: GPU is out of service")
-	// ErrClosed says that the GPU is closed.
+	// ErrClosed means that the GPU is closed.
 	ErrClosed = errors.New("gds: GPU is closed")
-	// ErrImport refuses a memory handle.
+	// ErrImport means that a memory handle is not valid or belongs to another GPU.
 	ErrImport = errors.New("gds: memory cannot be imported")
-	// ErrStopped says that a batch was stopped by its flag.
+	// ErrStopped means that a batch was stopped by its flag.
 	ErrStopped = errors.New("gds: batch was stopped")
-	// ErrUnpinned says that memory is not registered with the driver.
+	// ErrUnpinned means that memory is not registered with the driver.
 	ErrUnpinned = errors.New("gds: memory is not registered")
-	// ErrShort says that cuFile moved fewer bytes than requested.
+	// ErrShort means that cuFile moved fewer bytes than requested.
 	ErrShort = errors.New("gds: short transfer")
-	// ErrHung says that cuFile did not return in time.
+	// ErrHung means that cuFile did not return in time.
 	ErrHung = errors.New("gds: cuFile does not answer")
-	// ErrNoSlot says that the device memory for slots is in use, or too small for the file.
+	// ErrNoSlot means that the device memory for slots is in use, or too small for the file.
 	ErrNoSlot = errors.New("gds: no free slot")
-	// ErrSum says that bytes in device memory have a wrong checksum.
+	// ErrSum means that bytes in device memory have a wrong checksum.
 	ErrSum = errors.New("gds: another checksum")
-	// ErrCodec says that no encoder writes such stored bytes or such a row for them.
+	// ErrCodec means that no encoder writes such stored bytes or such a row for them.
 	ErrCodec = errors.New("gds: no stored extent")
-	// ErrConfig refuses a configuration.
+	// ErrConfig means that the configuration is not valid.
 	ErrConfig = errors.New("gds: bad configuration")
 )
 

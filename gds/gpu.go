@@ -72,7 +72,7 @@ const pieceSlots = 8192
 // flagSlots is the most jobs that have a stop flag at a time.
 const flagSlots = 1024
 
-// flagStride puts each flag on its own cache line, haltedStride each halted word in device memory.
+// flagStride puts each flag on its own cache line. haltedStride does the same for the halted words in device memory.
 const (
 	flagStride   = 64
 	haltedStride = 128

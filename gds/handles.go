@@ -12,9 +12,9 @@ import (
 // Handles keeps files registered with cuFile beyond one use, because registration costs more than a small read. It
 // is bounded: the least recently used handle is closed first. A handle in use is closed after its last user.
 //
-// A file is identified by device and inode. A handle keeps a descriptor open, so that the number cannot be reused for
-// another file, and a file that was overwritten in place is read with its new content. But a descriptor also keeps the
-// blocks of an unlinked file, so the code that unlinks a file must call [Handles.Forget].
+// A file is identified by device and inode. A handle keeps a descriptor open, so the inode number cannot be reused for
+// another file. If a file was overwritten in place, its new content is read. But a descriptor also keeps the blocks of
+// an unlinked file, so the code that unlinks a file must call [Handles.Forget].
 type Handles struct {
 	gpu    *GPU
 	cufile *CuFile
@@ -83,7 +83,7 @@ func (c *Handles) Acquire(t *Thread, fd int, write bool) (*Handle, error) {
 		h.gone, was = true, nil
 	case was == nil || h.writable && !was.writable:
 		c.files[id] = h
-	default: // another thread has registered the file meanwhile
+	default: // another thread has registered the file in the meantime
 		h.gone, was = true, nil
 	}
 	end := c.detach(was)

@@ -33,8 +33,9 @@ func (t *Thread) entry(module uintptr, entry string) (k kernel, err error) {
 	return k, nil
 }
 
-// kernelsAtOnce is the number of concurrent kernels that the bus bounds. It keeps the bus busy. With more, each has too
-// few blocks: on an H200, 24 kernels with one block each moved a quarter less than 8 with four.
+// kernelsAtOnce is the number of concurrent kernels with a speed that is limited by the bus. It is enough to keep the
+// bus busy. With more kernels, each would have too few blocks: on an H200, 24 kernels with one block each moved a
+// quarter less than 8 kernels with four.
 const kernelsAtOnce = 8
 
 // blockShare divides the configured thread blocks among the kernels in flight, apart from those on windows.

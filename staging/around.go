@@ -5,7 +5,7 @@ import (
 	"io/fs"
 )
 
-// Around is an [FS] over another one: Run makes its operations on names. Files that it opens are the other's.
+// Around is an [FS] over another one. Run makes all operations on names. Open files are those of the other FS.
 type Around struct {
 	Inner FS
 	Run   func(Call) error

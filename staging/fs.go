@@ -18,8 +18,9 @@ type FS interface {
 	OpenFile(name string, flag int, perm fs.FileMode) (File, error)
 	// Rename replaces the file at newname.
 	Rename(oldname, newname string) error
-	// RenameNoReplace fails with fs.ErrExist when newname exists, and leaves both as they are. On a file system without
-	// such a rename it uses link and unlink; without links, a stat and a rename, which can race with another writer.
+	// RenameNoReplace returns fs.ErrExist if newname exists, and leaves both files unchanged. On a file system without
+	// such a rename it uses link and unlink. Without links it uses a stat and a rename, which can race with another
+	// writer.
 	RenameNoReplace(oldname, newname string) error
 	Link(oldname, newname string) error
 	// Remove unlinks a file or an empty directory.
@@ -34,11 +35,11 @@ type FS interface {
 	SyncDir(name string) error
 	// SyncFS makes everything written to the file system of name durable: one flush for many files.
 	SyncFS(name string) error
-	// Statfs fails with [ErrNoSize] if the file system states no size; Type is set all the same.
+	// Statfs returns [ErrNoSize] if the file system reports no size. Type is set in this case, too.
 	Statfs(name string) (Space, error)
-	// Lock takes the exclusive lock on the file name, which it makes if missing, without waiting: [ErrLocked] when
-	// another holds it. Closing the result, or the end of the process, releases it; the file remains. A directory of
-	// [Below] can be locked likewise.
+	// Lock takes the exclusive lock on a file, which it creates if missing. It does not wait: the error is [ErrLocked]
+	// if another process holds the lock. Closing the result, or the end of the process, releases the lock, and the file
+	// remains. A directory of [Below] can be locked in the same way.
 	Lock(name string) (io.Closer, error)
 }
 

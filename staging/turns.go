@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Turns bounds the number of concurrent holders. Tenants take turns, however many callers of each wait: one caller of
-// each tenant at a time competes with those of the others.
+// Turns limits the number of concurrent holders. Tenants take turns regardless of the number of their callers: at any
+// time, only one waiting caller of each tenant competes with those of the others.
 type Turns struct {
 	all   *semaphore.Weighted
 	lines [64]*semaphore.Weighted // by tenant modulo their number: tenants of one line share its turns

@@ -26,7 +26,7 @@ func (k Kind) String() string {
 }
 
 // Workers runs tasks on n goroutines. Reads and writes have separate queues. While both wait, reads get readRatio of
-// the turns (0.75: three reads, one write). With 0 or 1 one kind runs only when the other has none.
+// the turns (0.75: three reads, one write). With 0 or 1, one kind runs only while the other has no tasks.
 //
 // Tasks may be in lanes, one for each resource that can hang, such as a mount. With several lanes, each gets at most
 // three quarters of the goroutines, so that a hanging lane does not stop the others.

@@ -107,8 +107,8 @@ func (l *Library) Agent(name string, workers int) (*Agent, error) {
 // Name returns the agent's name.
 func (a *Agent) Name() string { return a.name }
 
-// Close ends the agent and all running reads: their destinations are not written to any more. Registered memory belongs
-// to the caller alone again.
+// Close ends the agent and all running reads. Their destinations are not written to any more, and registered memory
+// belongs to the caller alone again.
 func (a *Agent) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

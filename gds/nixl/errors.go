@@ -6,19 +6,19 @@ import (
 )
 
 var (
-	// ErrNoLibrary says that libnixl_capi cannot be loaded.
+	// ErrNoLibrary means that libnixl_capi cannot be loaded.
 	ErrNoLibrary = errors.New("nixl: no NIXL library")
-	// ErrStub says that the library is the one for builds without NIXL.
+	// ErrStub means that the library is the one for builds without NIXL.
 	ErrStub = errors.New("nixl: the library is a stub")
-	// ErrSymbol says that the library is too old and lacks a function.
+	// ErrSymbol means that the library is too old and lacks a function.
 	ErrSymbol = errors.New("nixl: library lacks a function")
-	// ErrMetadata refuses another agent's metadata.
+	// ErrMetadata means that another agent's metadata is not valid.
 	ErrMetadata = errors.New("nixl: bad metadata")
-	// ErrUnregistered refuses memory that the agent does not have.
+	// ErrUnregistered means that memory is not registered with the agent.
 	ErrUnregistered = errors.New("nixl: memory is not registered")
-	// ErrLength refuses parts with another length than their destination.
+	// ErrLength means that parts and their destination differ in length.
 	ErrLength = errors.New("nixl: parts and destination differ in length")
-	// ErrClosed says that the agent is closed.
+	// ErrClosed means that the agent is closed.
 	ErrClosed = errors.New("nixl: agent is closed")
 )
 

@@ -126,7 +126,7 @@ func (a *artefact) signed(ctx context.Context) (list []signature, err error) {
 		}
 		var b document
 		if json.Unmarshal(text, &b) != nil {
-			continue // the module
+			continue // the module itself is not a signature
 		}
 		for _, d := range b.Layers {
 			if d.MediaType != cosignType {

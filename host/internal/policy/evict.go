@@ -35,7 +35,7 @@ type Evict struct {
 	step     sandbox.Export
 	loaded   bool
 	left     bool     // the last answer left the question to the host
-	silences int      // silences in a row; see Unanswered
+	silences int      // number of calls of Unanswered since the last Answered
 	err      error    // the reason for which the policy ended; nil while it runs
 	observe  Observer // optional
 }
@@ -287,8 +287,8 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 	return int(n), err
 }
 
-// MaxSilences is the number of successive answers that may name no evictable entry although there is one. One more is a
-// fault.
+// MaxSilences is the number of successive answers without an evictable entry, although there is one, that are
+// tolerated. One more is a fault.
 const MaxSilences = 64
 
 // Unanswered counts an answer that names no evictable entry although there is one. After more than [MaxSilences] in a
@@ -303,7 +303,7 @@ func (e *Evict) Unanswered() error {
 	return e.drop(e.bad("named no entry that can go in %d questions in a row, although there were some", e.silences))
 }
 
-// Answered ends a row of silences: an entry that the policy named was evicted.
+// Answered resets the count of [Evict.Unanswered], because an entry that the policy named was evicted.
 func (e *Evict) Answered() { e.silences = 0 }
 
 // VictimsAhead returns the manifest's number of victims that may be named before they are needed; 0 for a policy that

@@ -306,8 +306,8 @@ func (r backend) look(rel string, most int64) {
 // forgetStep is the maximum number of slots that Fenced visits under one lock.
 const forgetStep = 1 << 12
 
-// Fenced implements [shared.Backend]. It leaves files alone: the next scan finds them. If that scan examines the files of each
-// entry, the entries stay, and a load before it fails if the file is gone.
+// Fenced implements [shared.Backend]. It leaves files alone, because the next scan finds them. If that scan examines the files
+// of each entry, the entries stay. Until then, a load of an entry fails if its file is gone.
 func (r backend) Fenced() {
 	r.set.Lock()
 	for _, d := range r.pending {
@@ -385,9 +385,9 @@ type sight struct {
 }
 
 // Found enters a piece that a scan has found. The piece may have been removed since its header was read. If its entry was
-// removed during the scan, or the other hosts do not count on this host now, Found checks that the file still exists. A piece
-// that cannot be entered yet is booked nevertheless, because this host may become the evictor, and no record will announce the
-// piece again.
+// removed during the scan, or the other hosts have excluded this host, Found checks that the file still exists. A piece that
+// cannot be entered yet is booked nevertheless, because this host may become the evictor, and no record will announce the piece
+// again.
 func (r judge) Found(
 	_ *scan, rel, _ string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
 ) {
@@ -428,8 +428,8 @@ func (r *joint) meet(m sight) {
 	r.set.Unlock()
 }
 
-// lookAgain judges again the pieces that were found too early. It runs before each step, because the step may propose entries
-// to which they belong.
+// lookAgain judges again the pieces that scans found while their entries were being written or removed. It runs before each
+// step, because the step may propose entries to which they belong.
 func (r *joint) lookAgain() {
 	r.set.Lock()
 	list := r.met

@@ -191,8 +191,8 @@ func (l *level) Log(e *moves.Entry, cause error) {
 	l.store.log.Debug("an entry is not copied to another level", "kind", e.Kind, "to_level", l.number, "error", cause)
 }
 
-// countCopies finds entries with copies in several roots, so that readers of changes are told of a removal only when the last
-// copy is gone.
+// countCopies finds entries with copies in several roots, so that readers of changes see a removal only when the last copy is
+// gone.
 func countCopies(s *Store) {
 	if s.copies == nil {
 		return

@@ -34,8 +34,8 @@ type LookupRequest struct {
 const PinShare = 0.5
 
 // TenantShare is the part of a root that leases may hold of one tenant's entries if there are several tenants. Beyond it,
-// lookups grant no further entries of the tenant. They also grant no unleased entry when the tenant's leased entries take as
-// much of the root as is left. For lookups by another tenant, the limit is half of the rest.
+// lookups grant no further entries of the tenant. They also grant no unleased entry of the tenant when its leased entries take
+// as much of the root as is left. For lookups by another tenant, the limit is half of the rest.
 const TenantShare = 0.5
 
 // Lookup grants a lease on the resident entries that have all needed pieces. These are the leading keys up to the first missing

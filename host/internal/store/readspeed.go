@@ -32,7 +32,7 @@ func (s *Store) AwaitLoads() { _ = s.loads.Await(s.run, mostAwaited) }
 
 // MeasureReads measures the speed of reads from memory, and from each directory as soon as it has some pieces. It does so in
 // the background and reports bytes a second to tell. Without a measurement, the first loads would have to be made before it is
-// known whether they are worth while, and memory would be taken for a disk.
+// known whether they are worthwhile, and memory would be taken for a disk.
 func (s *Store) MeasureReads(tell func(root string, perSecond float64, memory bool)) {
 	for _, r := range s.ours() {
 		switch {

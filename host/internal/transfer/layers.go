@@ -35,9 +35,10 @@ type run struct{ lo, hi int }
 // mostTogether bounds the layers of one step, since a consumer of its first layer waits for the last.
 const mostTogether = 8
 
-// partsOf divides an order into steps. The first layer is alone, since the consumer waits for it. A later step has
-// at most as many layers as came before it, so that a consumer never waits much longer than it has had work. One
-// layer of one chunk is often too small for a launch and a wait, so steps grow until a chunk has most bytes in one.
+// partsOf divides an order of layers into steps. The first layer is alone, since the consumer waits for it. A later
+// step has at most as many layers as all steps before it, so a consumer never waits much longer than it was busy with
+// the earlier layers. One layer of one chunk is often too small to be worth a kernel launch and a wait, so steps grow
+// until a chunk has most bytes in one step.
 func partsOf(g kv.Geometry, order []uint32, most int) (parts []run) {
 	bytes := map[uint32]int{}
 	for _, p := range g.Planes {

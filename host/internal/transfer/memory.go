@@ -175,8 +175,8 @@ func NewHostMemory(g kv.Geometry, regions []HostRegion) (*HostMemory, error) {
 	return m, err
 }
 
-// move copies a span of a block's pages to buf, or from it. Pages that are not side by side are copied one by one here, because to
-// find each costs as much as to copy 256 bytes.
+// move copies a span of a block's pages to buf, or from it. Pages that are not adjacent are copied one by one here, because finding each by
+// a span of its own would cost as much as copying 256 bytes.
 func (m *HostMemory) move(r *ExtentRange, span *kv.Span, buf []byte, gather bool) {
 	region, at, wanted := m.find(r, span)
 	if !wanted {

@@ -43,7 +43,7 @@ func (p *Paths) add(root, route string, began, now time.Time, bytes int64, err e
 	}
 }
 
-// List returns the collected uses. The list is the caller's.
+// List returns the collected uses. The caller owns the list.
 func (p *Paths) List() []PathUse {
 	if p == nil {
 		return nil

@@ -6,7 +6,7 @@ import (
 )
 
 // queueTimeout sheds the chunks of a store that no worker has started within a limit. A queued store holds the client's
-// blocks and helps no request yet, so a chunk less in the cache is better than blocks that an engine cannot use. Loads
+// blocks and helps no request yet. A missing chunk in the cache is better than blocks that an engine cannot use. Loads
 // are never shed, since a request waits for them.
 type queueTimeout struct {
 	claimed []atomic.Bool // by chunk: a worker has started it, or it was shed

@@ -18,8 +18,8 @@ import (
 // a page. A range that does not fit a window, or any range while windows do not work, goes without one: a kernel copies
 // between slot and pages, and the CPU computes the checksums from the slot.
 
-// windowTries is the number of uploads of bytes that are right in the slot: an error of the bus may not repeat, and
-// only a window can detect it.
+// windowTries is the number of uploads of bytes that are right in the slot. An error of the bus may not occur again,
+// and only a window can detect it.
 const windowTries = 2
 
 // Gather copies pages to dst, which is fast when dst is registered with the GPU. The GPU computes the checksums in a

@@ -23,12 +23,12 @@
 // between. Not every charge is followed by a check (plan.go says which), so a call can return with the counter below
 // zero. It has then overspent, which the host checks.
 //
-// A module cannot cheat:
+// A module cannot cheat. It could try the following:
 //
-//   - name the global before it exists: the caller must compile the original bytes first, which fails;
-//   - export a reserved name: refused;
-//   - run code at instantiation: a start section is refused;
-//   - use an instruction that is not counted: an unknown opcode is refused;
+//   - name the global before it exists: this fails, because the caller must compile the original bytes first;
+//   - export a reserved name: such a module is refused;
+//   - run code at instantiation: a module with a start section is refused;
+//   - use an instruction that is not counted: a module with an unknown opcode is refused;
 //   - hide work in one instruction: bulk operations pay by length, and zeroing a function's locals is part of its entry.
 //
 // Function indexes do not change, so names in traces remain right. Custom sections are kept.

@@ -160,7 +160,7 @@ func (w *world) round() {
 	w.oddities()
 }
 
-// oddities are rare events.
+// oddities makes rare events happen.
 func (w *world) oddities() {
 	switch w.rng.IntN(20) {
 	case 0: // a file vanished, pinned or not

@@ -83,7 +83,7 @@ func runChild(ctx context.Context, r *request, wasm []byte) (*reply, error) {
 	}
 	if err != nil {
 		if cmd.Process != nil {
-			_ = cmd.Wait() // CommandContext kills it
+			_ = cmd.Wait() // CommandContext kills the child
 		}
 		return nil, err
 	}

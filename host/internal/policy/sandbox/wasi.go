@@ -10,8 +10,8 @@ import (
 
 // wasiFunctions are the functions that the runtimes of Go, TinyGo, Rust and C always link. They give access to nothing:
 // there are no files, no arguments and no environment. The clock advances by a fixed step per reading, random bytes
-// come from the instance's seed, and standard output and error become log lines. So the operator need not allow them.
-// The manifest must still request them, so that they are visible.
+// come from the instance's seed, and standard output and error become log lines. So the operator need not allow these
+// functions. The manifest must still request them, so that they are visible.
 var wasiFunctions = map[string]hostFunction{
 	"args_get":          wasi("ii", wasiNothing),
 	"args_sizes_get":    wasi("ii", wasiNoList),

@@ -16,8 +16,8 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Namespace is a namespace with a number, and the policies that are bound to it. Policies are told of a namespace once, by its
-// number, and may keep it for as long as they run. A number is therefore never reused within a run.
+// Namespace is a namespace with a number, and the policies that are bound to it. Policies learn of a namespace once, by its
+// number, and may use the number for as long as they run. A number is therefore never reused within a run.
 type Namespace struct {
 	ID     uint32
 	Digest kv.Digest

@@ -2,5 +2,5 @@ package fusefs
 
 import "errors"
 
-// ErrServer says that the process that serves the file system could not start, or has ended.
+// ErrServer means that the process that serves the file system could not start, or has ended.
 var ErrServer = errors.New("fusefs: server failed")
