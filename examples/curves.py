@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws miss-ratio curves from `kvhost sim --json`, read from standard input, to the file named. It needs matplotlib."""
+"""Reads the output of `kvhost sim --json` from standard input and draws its miss-ratio curves to the named file. It needs
+matplotlib."""
 
 import argparse
 import json
@@ -15,7 +16,7 @@ except ImportError:
     sys.exit("curves.py needs matplotlib: pip install matplotlib")
 
 matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "kvhost"  # the same results give the same bytes
+matplotlib.rcParams["svg.hashsalt"] = "kvhost"  # the same results then give the same bytes
 import matplotlib.pyplot as plt  # noqa: E402
 
 results = json.load(sys.stdin)

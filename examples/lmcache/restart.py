@@ -1,11 +1,11 @@
-"""What LMCache stored is retrieved from kvhost after both were restarted.
+"""Retrieves KV caches that LMCache stored in kvhost, after a restart of both.
 
     python restart.py --kvhost bin/kvhost [--root DIR]
 
-It starts kvhost and LMCache's server, stores the KV cache of two requests with LMCache's own bench, stops both,
-starts both again and retrieves it. It prints what the bench's lookups found and the checksums, and exits with 1
-when the second run hit nothing or retrieved other bytes. It needs no GPU and no model: LMCache 0.5.6 and the kvhost
-client (pip install ./host/client/python)."""
+The script starts kvhost and LMCache's server, and stores the KV caches of two requests with LMCache's own bench. Then it
+restarts both processes and retrieves the caches. It prints the results of the bench's lookups and the checksums. It exits
+with 1 if the second run hit nothing or retrieved other bytes. It needs LMCache 0.5.6 and the kvhost client (pip install
+./host/client/python), but no GPU and no model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def server_command(socket: str) -> list[str]:
 
 
 def bench() -> tuple[list[str], list[str]]:
-    """Stores and retrieves; returns what each request's first lookup found, and the checksums of what was retrieved."""
+    """Runs the bench once. Returns the result of each request's first lookup, and the checksums of the retrieved bytes."""
     command = [
         "lmcache", "bench", "server", "--mode", "cpu", "--transfer-mode", "engine_driven",
         "--rpc-url", f"grpc://localhost:{RPC}", "--url", f"http://localhost:{HTTP}", "--end", "2",

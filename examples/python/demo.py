@@ -1,4 +1,4 @@
-"""Stores chunks in a running kvhost, loads them back into other blocks, and compares every byte.
+"""Stores chunks in a running kvhost, loads them into other blocks, and compares every byte.
 
     python demo.py /run/kvhost/kvhost.sock
 """
@@ -20,7 +20,7 @@ NAMESPACE = kvhost.Namespace(
 
 
 def chain(seed: bytes, n: int) -> list[bytes]:
-    """Keys of a prefix: each hashes the one before it."""
+    """Returns the keys of a prompt's chunks. Each key is a hash of the key before it."""
     keys = [hashlib.sha256(seed).digest()]
     while len(keys) < n:
         keys.append(hashlib.sha256(keys[-1]).digest())
@@ -32,7 +32,7 @@ def main() -> None:
     args.add_argument("socket", nargs="?", default=os.environ.get("KVHOST_SOCKET", "/run/kvhost/kvhost.sock"))
     path = args.parse_args().socket
 
-    places = 2 * CHUNKS * BLOCKS  # half to store from, half to load to
+    places = 2 * CHUNKS * BLOCKS  # one half to store from, the other to load to
     plane_bytes = places * PAGE
     with (
         kvhost.Arena(plane_bytes * len(GROUP.planes)) as arena,
@@ -42,7 +42,7 @@ def main() -> None:
         host.register(0, arena, [kvhost.Region(i * plane_bytes, PAGE, places) for i in range(len(GROUP.planes))])
 
         def pages(chunk: int, place: int) -> list[memoryview]:
-            """The pages of the place that a chunk is stored from (0) or loaded to (1)."""
+            """Returns the pages that a chunk is stored from (place 0) or loaded to (place 1)."""
             first = (place * CHUNKS + chunk) * BLOCKS
             return [
                 arena.view[p * plane_bytes + b * PAGE :][:PAGE]

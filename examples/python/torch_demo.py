@@ -2,15 +2,14 @@
 
     python torch_demo.py /run/kvhost/kvhost.sock --shape llama --operations 1000
 
-Chunks with known bytes are stored from the GPU, blocks are shuffled and poisoned before each load, and each load is
-compared on the GPU. Exits with 1 if any byte differs or any operation fails.
+The script stores chunks of known bytes from the GPU. Before each load it shuffles the blocks and fills them with poison; after
+the load it compares them on the GPU. It exits with 1 if a byte differs or an operation fails.
 
-With ``--order timeline`` no CPU thread waits in between: the stream writes a timeline semaphore when pages are written, and
-waits for one until they are loaded; ``--order layers`` waits for each layer in turn. ``--damage DIR`` damages piece files
-below DIR now and then: each must fail its chunk's blocks, and no others. ``--faults`` says that the host's own calls are being
-failed, so that chunks may fail without damage. ``--crash`` kills this process in the middle of a transfer, ``--kill-host PID``
-kills the host under a waiting stream, which must go on.
-"""
+With ``--order timeline`` no CPU thread waits: the CUDA stream raises a timeline semaphore after it has written the pages,
+and waits for another one before it reads loaded pages. ``--order layers`` waits for each layer in turn. ``--damage DIR``
+damages a piece file below DIR from time to time: the blocks of its chunk must fail, and no others. ``--faults`` is for a
+host with injected faults, where chunks may fail without damage. ``--crash`` kills this process in the middle of a transfer.
+``--kill-host PID`` kills the host while the stream waits for it; the stream must go on."""
 
 from __future__ import annotations
 
@@ -29,13 +28,13 @@ import torch
 import kvhost
 from kvhost import cuda
 
-#: layers, bytes per page, blocks per chunk
+#: Layers, bytes per page, blocks per chunk.
 SHAPES = {"llama": (32, 64 << 10, 16), "mla": (61, 18432, 16), "fp8": (32, 32 << 10, 16), "small": (16, 32 << 10, 16)}
 POISON = 0xA5
 
 
 class Pages:
-    """One tensor per layer, pages of blocks one after the other, as engines keep them."""
+    """One tensor for each layer, with the pages of all blocks in order, as in engines."""
 
     def __init__(self, layers: int, page: int, blocks: int) -> None:
         self.page, self.blocks = page, blocks
@@ -47,26 +46,26 @@ class Pages:
         host.register(0, [w.handle for w in where], [kvhost.Region(w.offset, self.page, self.blocks) for w in where])
 
     def write(self, ids: torch.Tensor, chunks: torch.Tensor) -> None:
-        """Fills blocks, as many for each chunk, with what the chunks hold."""
+        """Fills the blocks with the content of the chunks. Each chunk takes an equal share of the blocks."""
         for layer, view in enumerate(self.view):
             view[ids] = content(chunks, layer, len(ids), self.page)
 
     def wrong(self, ids: torch.Tensor, chunks: torch.Tensor, layers: range | None = None) -> torch.Tensor:
-        """Bytes of each chunk that are not what they should be."""
+        """Counts the wrong bytes of each chunk."""
         bad = torch.zeros(len(chunks), dtype=torch.int64, device="cuda")
         for layer in layers or range(len(self.view)):
             bad += (self.view[layer][ids] != content(chunks, layer, len(ids), self.page)).view(len(chunks), -1).sum(1)
         return bad
 
     def strange(self, ids: torch.Tensor, chunks: torch.Tensor) -> int:
-        """Bytes of chunks that failed which are neither right nor poison."""
+        """Counts the bytes of failed chunks that are neither right nor poison."""
         bad = torch.zeros((), dtype=torch.int64, device="cuda")
         for layer, view in enumerate(self.view):
             bad += ((view[ids] != content(chunks, layer, len(ids), self.page)) & (view[ids] != POISON)).sum()
         return int(bad)
 
     def touched(self, ids: torch.Tensor) -> torch.Tensor:
-        """Bytes of blocks that are not poison."""
+        """Counts the bytes of the blocks that are not poison."""
         bad = torch.zeros((), dtype=torch.int64, device="cuda")
         for view in self.view:
             bad += (view[ids] != POISON).sum()
@@ -74,7 +73,8 @@ class Pages:
 
 
 def content(chunks: torch.Tensor, layer: int, blocks: int, page: int) -> torch.Tensor:
-    """Bytes that depend on chunk, layer, block and place, for so many blocks of all chunks together."""
+    """Returns the content of the chunks in one layer. Each byte depends on its chunk, layer, block and place. ``blocks`` is
+    the number of blocks of all chunks."""
     n = torch.arange(blocks // len(chunks) * page // 8, dtype=torch.int64, device="cuda")
     x = (n + chunks[:, None] * 1000003 + layer * 7919 + 1) * -7046029254386353131
     x = x ^ (x >> 29)
@@ -82,7 +82,7 @@ def content(chunks: torch.Tensor, layer: int, blocks: int, page: int) -> torch.T
 
 
 class Demo:
-    """A session, its pages, and what has come of them."""
+    """A session, its pages, and counts of the results."""
 
     def __init__(self, host: kvhost.Session, a: argparse.Namespace) -> None:
         self.host, self.a = host, a
@@ -97,7 +97,7 @@ class Demo:
         self.stored: set[int] = set()
         self.seconds = {"store": 0.0, "load": 0.0}
         self.bytes = {"store": 0, "load": 0}
-        self.why: dict[str, int] = {}  # blocks that failed, by the host's code
+        self.why: dict[str, int] = {}  # failed blocks, by the host's code
         self.failed = self.wrong = self.missed = self.damaged = self.request = self.step = 0
         self.semaphores: cuda.DeviceSemaphores | None = None
         if a.order != "wait":
@@ -109,7 +109,7 @@ class Demo:
         return int(torch.cuda.current_stream().cuda_stream)
 
     def timeline(self, layers: int = 0) -> kvhost.Timeline | None:
-        """One for the next job: it waits until the stream has come to here."""
+        """Returns the timeline of the next job, which starts once the stream has done the work queued so far."""
         if self.semaphores is None:
             torch.cuda.synchronize()
             return None
@@ -145,7 +145,7 @@ class Demo:
         )
         if self.semaphores is not None and order is not None:
             self.semaphores.wait_on(self.stream(), order.done, order.done_value)
-            for view in self.pages.view:  # right behind the wait: the host must have read them by then
+            for view in self.pages.view:  # the stream has just passed its wait: the host must have read the pages by now
                 view.fill_(POISON)
         result = job.published(120)
         self.seconds["store"] += time.perf_counter() - start
@@ -178,7 +178,7 @@ class Demo:
         )
         where, chunks = self.places(ids, batch)
         early = torch.zeros(len(batch), dtype=torch.int64, device="cuda")
-        if self.semaphores is not None and order is not None:  # compared by the stream itself, as soon as it may go on
+        if self.semaphores is not None and order is not None:  # the stream itself compares, as soon as it may go on
             for layer in range(self.layers) if by_layer else ():
                 self.semaphores.wait_on(self.stream(), order.done, order.done_value - self.layers + layer)
                 early += self.pages.wrong(where, chunks, range(layer, layer + 1))
@@ -220,7 +220,7 @@ class Demo:
                     byte = f.read(1)
                     f.seek(-1, os.SEEK_CUR)
                     f.write(bytes([byte[0] ^ 0x40]))
-        except FileNotFoundError:  # the host was quicker: it has dropped a damaged one
+        except FileNotFoundError:  # the host was faster: it has already dropped a damaged piece
             pass
 
     def run(self) -> int:
@@ -246,10 +246,10 @@ class Demo:
         return done
 
     def kill(self, batch: list[int]) -> int:
-        """Kills the host while a stream waits for a load: the stream goes on, and finds that not all was delivered.
+        """Kills the host while a stream waits for a load. The stream must go on, and find that some chunks were not delivered.
 
-        In order ``layers``, and with ``--kill-after``, the load is under way by then; otherwise it waits for a semaphore that
-        does not come."""
+        With the order ``layers`` or ``--kill-after`` the load has begun by then. Otherwise it waits for a semaphore that
+        never rises."""
         assert self.semaphores is not None, "--kill-host wants --order timeline or layers"
         ids = self.deal()
         found = self.host.lookup(self.keys[: batch[-1] + 1], request=self.request, first=batch[0])

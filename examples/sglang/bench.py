@@ -1,12 +1,13 @@
-"""Measures SGLang on a GPU: first tokens of prompts that were computed before, with kvhost's linker, with HiCache over kvhost, with HiCache
-over files, out of the GPU, and computed.
+"""Measures the time to the first token of SGLang on a GPU. Each prompt was computed before; its KV comes from kvhost's linker,
+from HiCache over kvhost, from HiCache over files or from the GPU's cache, or it is computed again.
 
   KVHOST_BIN=bin/kvhost PYTHONPATH=host/client/python bench.py --folder DIR [--faults] [--float32]
 
-All engines live at once, each with made weights (a Llama of 32 x 4096) and a share of the GPU, and answer one request at a time in
-turns, of another order each. In each turn an engine's own caches are flushed first. Tokens are compared with those of the GPU's cache.
-``--faults`` kills and stops the linker's host in the middle of a load. ``--float32`` compares tokens of a small model. A line that begins
-with RESULT is JSON. ``--tiny`` tries the script without a GPU."""
+All engines run at the same time. Each has made-up weights (a Llama of 32 layers, 4,096 wide) and a share of the GPU. They
+answer one request at a time, in turns; the order of the engines changes from turn to turn. A turn begins with a flush of the
+engine's own caches. The tokens are compared with those that the GPU's cache gives. ``--faults`` kills and stops the linker's
+host in the middle of a load. ``--float32`` compares the tokens of a small model. ``--tiny`` tries the script without a GPU.
+A line of output that begins with RESULT holds JSON."""
 
 import argparse
 import glob
@@ -23,7 +24,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 START = time.monotonic()
-LENGTHS = {1024: 3, 4096: 3, 16384: 2, 65536: 1}  # tokens, and how many prompts of them
+LENGTHS = {1024: 3, 4096: 3, 16384: 2, 65536: 1}  # number of prompts, by their tokens
 
 
 def say(*words):
@@ -31,7 +32,8 @@ def say(*words):
 
 
 def serve(options):
-    """An engine in a process of its own. A command is a line of JSON on standard input, an answer one that begins with ANSWER."""
+    """Runs an engine in its own process. Each command is a line of JSON on standard input. Each answer is a line of output
+    that begins with ANSWER."""
     from sglang.srt.entrypoints.engine import Engine
 
     engine = Engine(**options)
@@ -122,7 +124,7 @@ def engines(args):
 
 
 def made(args):
-    """Made weights are those of vLLM's benchmark."""
+    """Makes the models, with the weights of vLLM's benchmark."""
     spec = importlib.util.spec_from_file_location("vllm_bench", HERE.parent / "vllm" / "bench.py")
     bench = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)
@@ -133,7 +135,7 @@ def made(args):
 
 
 def prompts(seed):
-    """With one token more than the hit has."""
+    """Returns prompts of each length. Each has one more token, since a hit leaves the last token to compute."""
     r = random.Random(seed)
     return {n: [[r.randrange(3, 32000) for _ in range(n + 1)] for _ in range(count)] for n, count in LENGTHS.items()}
 
@@ -145,7 +147,7 @@ def turn(engine, asked, tokens=1):
 
 
 def cached(engine, asked, tokens=1):
-    """Of prompts that the GPU has: each is asked twice."""
+    """Measures hits in the GPU's cache: it asks for each prompt twice and keeps the second answer."""
     return {n: [engine.generate([p, p], tokens)[1] for p in ps] for n, ps in asked.items()}
 
 
@@ -159,7 +161,7 @@ def result(**what):
 
 def measure(args, alive):
     warm, asked = prompts(2), prompts(1)
-    for n in LENGTHS:  # of each shape once more than is measured, in all engines
+    for n in LENGTHS:  # warms up: one prompt of each length, in all engines
         for engine in alive:
             engine.generate(warm[n][:1], 2)
     computed = {}
@@ -183,7 +185,7 @@ def measure(args, alive):
 
 
 def host_process():
-    """The process of the host that the linker has started."""
+    """Returns the process of the host that the linker has started."""
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
             words = pathlib.Path(path).read_bytes().split(b"\0")
@@ -195,10 +197,10 @@ def host_process():
 
 
 def faults(args, engine):
-    """A host that ends, and one that is stopped, while the longest prompt is loaded."""
+    """Kills the host, and then stops its successor, during the load of the longest prompt."""
     longest = prompts(1)[max(LENGTHS)]
     for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
-        for _ in range(20):  # until the host is there that was started in the last one's place
+        for _ in range(20):  # until the killed host's successor has the prompt
             turn(engine, {1: longest})
             time.sleep(args.settle)
             if (before := turn(engine, {1: longest}, 8)[1][0])["cached"] >= max(LENGTHS):

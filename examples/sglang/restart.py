@@ -1,12 +1,11 @@
-"""Pages that SGLang's hierarchical cache stored are loaded from kvhost after both were restarted.
+"""Loads pages that SGLang's hierarchical cache stored in kvhost, after a restart of both.
 
     python restart.py --kvhost bin/kvhost [--root DIR]
 
-It starts kvhost and a process with SGLang's own host pool and storage backend, writes the pages of a prompt, stops
-both, starts both again and reads the pages into another place. It prints how many pages were found and how fast
-they moved, and exits with 1 when one is missing or differs. It needs no GPU and no model: what SGLang 0.5.23
-imports for its hierarchical cache, and the kvhost client (pip install ./host/client/python). With a GPU the same
-flags serve a model:
+The script starts kvhost and a process with SGLang's own host pool and storage backend, which writes the pages of a prompt. Then
+it restarts both and reads the pages into other memory. It prints how many pages were found and their rate, and exits with 1 if
+a page is missing or differs. It needs the modules of SGLang 0.5.23 for its hierarchical cache and the kvhost client (pip
+install ./host/client/python), but no GPU and no model. With a GPU, this command serves a model in the same way:
 
     python -m sglang.launch_server --model-path MODEL --page-size 64 --enable-hierarchical-cache \\
       --hicache-mem-layout page_first_direct --hicache-io-backend direct --hicache-storage-backend dynamic \\
@@ -26,7 +25,7 @@ import tempfile
 import time
 from typing import Any
 
-PAGES, PAGE, LAYERS, HEADS, DIM = 100, 64, 16, 8, 128  # 6,400 tokens, 4 MiB for a page
+PAGES, PAGE, LAYERS, HEADS, DIM = 100, 64, 16, 8, 128  # 6,400 tokens in pages of 4 MiB
 
 
 def main() -> None:
@@ -60,7 +59,7 @@ def main() -> None:
 
 
 def run_server(socket: str) -> None:
-    """What a rank of a server does with its host pool. A page's bytes follow from its number."""
+    """Uses the host pool as a rank of a server does. The bytes of a page follow from its number."""
     import torch
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
     from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
@@ -99,7 +98,7 @@ def run_server(socket: str) -> None:
 
 
 def host_pool() -> Any:
-    """SGLang's host pool of a device pool that nobody uses."""
+    """Returns SGLang's host pool, for a device pool that is not used."""
     import torch
     from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost

@@ -1,18 +1,19 @@
-"""Measures first tokens of vLLM engines in turns: with kvhost, with vLLM's own offloading, without either.
+"""Measures the time to the first token of vLLM engines with kvhost, with vLLM's own offloading, and without either.
 
   PYTHONPATH=host/client/python python bench.py [--work near,second,trace,decode] ENGINE ...
 
-An ENGINE is NAME[@GPU]=JSON, or NAME[@GPU] of those in ENGINES below; JSON has the connector's name ("kvhost", "offloading" or
-"none"), its settings as "extra", and "run": "eager", "graphs" (of decode steps alone) or "compiled" (vLLM's default). All engines live
-at the same time, each in a process of its own; they answer one after another, so that a figure has its comparison in the same minute.
-The works, in the order in which they are named:
+An ENGINE is NAME[@GPU]=JSON, or NAME[@GPU] with a name from ENGINES below. The JSON has the connector's name ("kvhost",
+"offloading" or "none"), its settings as "extra", and "run": "eager", "graphs" (for decode steps alone) or "compiled" (vLLM's
+default). All engines run at the same time, each in its own process. They answer in turns, so that figures to be compared are
+measured within a minute. The works, in the order of their names on the command line:
 
   near     prompts of --lengths: computed, their cache emptied, then asked again in --turns turns
   second   engines with a root end, their hosts too, the page cache is dropped, and what near has stored is asked again in turns
   trace    requests of --trace at their times, --rounds rounds with other tokens; engines on different GPUs at the same time
   decode   24 requests decode, alone and while long prompts hit
 
-Each result is a line of JSON in $OUT/results.jsonl, or on stdout. Tokens are compared with those that the same engine computed."""
+Each result is a line of JSON in $OUT/results.jsonl, or on standard output. The tokens of a hit are compared with those that
+the same engine computed."""
 
 import argparse
 import gzip
@@ -31,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 START = time.monotonic()
 VOCABULARY = 32000
 MODELS = {"big": (32, 4096, 32, 8), "tiny": (3, 128, 2, 2)}  # layers, width, heads, heads of keys and values
-#: Prompts of a length, so that a turn takes about as long for each.
+#: Number of prompts by their tokens. A turn takes about as long for each length.
 COUNT = {1024: 5, 4096: 3, 16384: 3}
 ENGINES = {
     "none": {"connector": "none"},
@@ -62,8 +63,8 @@ def model_dir(path, layers, hidden, heads, kv_heads):
 
 
 def write_weights(path, c):
-    """Made weights with which each token depends on all KV before it: with weights that are all alike (load_format="dummy") a wrong KV
-    changes no token. A GPU makes those of 32 x 4096 in seconds; one file has one layer."""
+    """Makes weights with which each token depends on all KV before it. With equal weights (load_format="dummy") wrong KV
+    changes no token. A GPU makes 32 layers, 4,096 wide, in seconds. Each file has one layer."""
     import torch
     from safetensors.torch import save_file
 
@@ -98,7 +99,7 @@ def write_weights(path, c):
     (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": where}))
 
 
-# An engine's process: a line of JSON in, a line out.
+# The engine's process. Each command is a line of JSON, and so is each answer.
 
 
 def serve(settings, answers):
@@ -158,8 +159,8 @@ def reset(llm):
 
 
 def requests(path, skip, count, scale, salt):
-    """Requests of a trace in Mooncake's format. Each hash id stands for 512 tokens there and for 512/scale here; its tokens
-    follow from the id, so that equal prefixes of ids are equal prefixes of tokens."""
+    """Reads the requests of a trace in Mooncake's format. A hash id stands for 512 tokens in the trace and for 512/scale
+    tokens here. The tokens follow from the id, so that equal prefixes of ids give equal prefixes of tokens."""
     if path.endswith(".zst"):
         text = subprocess.run(["zstd", "-dc", path], check=True, capture_output=True).stdout
     else:
@@ -171,12 +172,13 @@ def requests(path, skip, count, scale, salt):
         for h in r["hash_ids"]:
             prompt += prompt_of(f"{salt} {h}", block)
         tail = r["input_length"] // scale % block or block
-        prompt[-block:] = prompt_of(f"{salt} last {i}", tail)  # the last block is not full; its tokens are this request's alone
+        prompt[-block:] = prompt_of(f"{salt} last {i}", tail)  # the last block is not full, and no other request has its tokens
         yield (r["timestamp"] - begin) / 1e3, prompt, max(1, r["output_length"] // scale)
 
 
 def trace(llm, path, skip, count, scale, speed, salt):
-    """Requests arrive at the trace's times (open loop). A first token's time counts from the arrival, queueing included."""
+    """Sends requests at the trace's times (open loop). The time to the first token begins at the arrival, so it includes
+    queueing."""
     work = list(requests(path, skip, count, scale, salt))
     core = llm.llm_engine
     begin, arrived, first, cached = time.monotonic(), {}, {}, {}
@@ -202,7 +204,7 @@ def trace(llm, path, skip, count, scale, speed, salt):
 
 
 def decode(llm, generate, arrivals):
-    """Twenty-four requests decode; meanwhile prompts ([seed, length] each) arrive one after another."""
+    """Decodes 24 requests while prompts, given as [seed, length], arrive one after another."""
     core, name = llm.llm_engine, f"decode-{time.monotonic()}"
     for i in range(24):
         core.add_request(f"{name}-{i}", {"prompt_token_ids": prompt_of(f"{name} {i}", 256)}, params(generate))
@@ -228,7 +230,7 @@ def decode(llm, generate, arrivals):
     return {"p50": round(gaps[len(gaps) // 2], 1), "p99": round(gaps[len(gaps) * 99 // 100], 1), "max": round(gaps[-1], 1), "hits": hits}
 
 
-# The driver.
+# The driver
 
 
 class Engine:
@@ -242,7 +244,7 @@ class Engine:
         self.start()
 
     def start(self):
-        own = self.folder / "run"  # engines of one user share a host that has the same settings: each has its own here
+        own = self.folder / "run"  # a folder for each engine, since engines of one user with equal settings share a host
         own.mkdir(mode=0o700, exist_ok=True)
         env = os.environ | {"XDG_RUNTIME_DIR": str(own), "CUDA_VISIBLE_DEVICES": str(self.gpu), **self.settings.get("env", {})}
         there, here = os.pipe()
@@ -268,7 +270,7 @@ class Engine:
         return self.answer()
 
     def stop(self):
-        """With the host that it has started."""
+        """Ends the engine and the host that it has started."""
         self.process.stdin.write(b'["stop"]\n')
         self.process.stdin.flush()
         try:
@@ -311,7 +313,7 @@ def count(a, length):
 
 
 def asked(a, e, label, turn):
-    """All lengths once; what was computed is what the engine said without a hit."""
+    """Asks for prompts of all lengths once. The first answer to a prompt is the computed one that later answers must equal."""
     for length in a.lengths:
         said = [e.ask("one", f"{length} {i}", length, a.tokens) for i in range(count(a, length))]
         same = sum(e.computed.setdefault((length, i), s["tokens"]) == s["tokens"] for i, s in enumerate(said))
@@ -356,7 +358,7 @@ def second(a, engines):
 
 
 def together(do, engines):
-    """Those of one GPU one after another."""
+    """Runs ``do`` with each engine: GPUs in parallel, and engines of one GPU one after another."""
     of = {gpu: [e for e in engines if e.gpu == gpu] for gpu in {e.gpu for e in engines}}
     with ThreadPoolExecutor(len(of)) as threads:
         for done in [threads.submit(lambda es: [do(e) for e in es], es) for es in of.values()]:

@@ -1,13 +1,13 @@
-"""The copies between GPU and page-locked memory that vLLM's OffloadingConnector and LMCache make, on the pages of kvhost bench.
+"""Measures the copies between GPU and page-locked memory of vLLM's OffloadingConnector and of LMCache, with the pages of kvhost
+bench.
 
     python copies.py --engine offloading --pages llama,mla,fp8
     python copies.py --engine lmcache --pages llama,mla,fp8
 
-Pages are shuffled over the GPU's blocks. Prompts of 64 chunks are stored and loaded into other blocks, as many times as there
-are rounds, the first of which does not count; every byte is compared. What is timed is what the connector's worker does: the
-offloading worker's ``submit_store`` and ``submit_load`` (blocks of 16 tokens, and of 256 with ``--tokens 256``), or the
-connector's ``batched_from_gpu`` and ``batched_to_gpu`` into memory of LMCache's allocator. Neither makes checksums.
-"""
+The pages are shuffled over the GPU's blocks. In each round, prompts of 64 chunks are stored and then loaded into other
+blocks, and every byte is compared. The first round does not count. The times are of calls to the connector's worker:
+``submit_store`` and ``submit_load`` of the offloading worker (blocks of 16 tokens, or of 256 with ``--tokens 256``),
+``batched_from_gpu`` and ``batched_to_gpu`` of LMCache, with memory of its allocator. Neither computes checksums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import torch
 
-#: layers, heads or 0 for MLA, width, type, tokens of a block
+#: Layers, heads (0 for MLA), width, type.
 SHAPES = {
     "llama": (32, 8, 128, torch.bfloat16),
     "mla": (61, 0, 576, torch.bfloat16),
@@ -97,7 +97,7 @@ class LMCache:
     package = "lmcache"
 
     def __init__(self, layers: list[torch.Tensor], blocks: int, a: argparse.Namespace) -> None:
-        native = ("lmcache.c_ops", "lmcache.cuda_ops")  # by version; without it LMCache copies by torch, ten times slower
+        native = ("lmcache.c_ops", "lmcache.cuda_ops")  # the name depends on the version; without the module LMCache copies with torch, ten times slower
         if not any(importable(name) for name in native):
             raise SystemExit("LMCache's CUDA kernels do not load: its wheel is of another PyTorch")
         from lmcache.utils import EngineType
@@ -106,7 +106,7 @@ class LMCache:
         from lmcache.v1.memory_management import MemoryFormat
         from lmcache.v1.metadata import LMCacheMetadata
 
-        places = ("lmcache.inprocess.v1.gpu_connector", "lmcache.v1.gpu_connector")  # from 0.5.7 on, before
+        places = ("lmcache.inprocess.v1.gpu_connector", "lmcache.v1.gpu_connector")  # from 0.5.7 on; before it
         make = next(importlib.import_module(name) for name in places if importable(name)).CreateGPUConnector
 
         mla = layers[0].dim() == 3

@@ -1,4 +1,4 @@
-"""A KV connector of vLLM's that does nothing, as a control: what vLLM itself spends on having one is not kvhost's."""
+"""A KV connector for vLLM that does nothing. It is the control that shows vLLM's own cost of a connector."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Pages of KV of a model that was trained on text, in bf16, for measurements of compression.
+"""Writes the KV of a trained model as pages in bf16, to measure compression with.
 
     make .build/gemma/installed
     PYTHONPATH=host/client/python/tests/engines .build/engines/bin/python examples/vllm/pages.py /tmp/pages
     go test ./host/internal/codec -run '^$' -bench Codec/real -pages /tmp/pages/real-K,/tmp/pages/real-V,/tmp/pages/real-KV
 
-The model is Gemma 3 of 270M, which computes 1,024 tokens of English and then 1,024 of code, of this repository. Each layer has 1 MiB
-of K and as much of V, a token after the other, as vLLM has them. It prints what an ideal code of each byte would reach (the entropy
-of the planes of even and of odd bytes, in extents of 64 KiB), and one that knew each value's exponent and sign by its channel."""
+The model is Gemma 3 with 270 million parameters. It computes 1,024 tokens of English and then 1,024 of code, both from this
+repository. Each layer has 1 MiB of K and 1 MiB of V, token by token as in vLLM. The script prints the ratios of two ideal
+codes, from their entropies. The first codes the plane of even bytes and that of odd bytes, in extents of 64 KiB. The second
+codes the exponent and sign of each value by its channel."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ TOKENS, EXTENT = 1024, 64 << 10
 
 
 def kv() -> tuple[np.ndarray, np.ndarray]:
-    """K and V by layer, token and channel, as the 16 bits of bf16."""
+    """Returns K and V by layer, token and channel, as the 16 bits of bf16."""
     path = gemma.model(REPOSITORY / ".build" / "gemma")
     tokenizer = AutoTokenizer.from_pretrained(path)
     ids = [i for name in TEXTS for i in tokenizer.encode((REPOSITORY / name).read_text(), add_special_tokens=False)[:TOKENS]]
@@ -39,7 +40,7 @@ def kv() -> tuple[np.ndarray, np.ndarray]:
 
 
 class Layers(DynamicCache):
-    """Remembers what each layer computes; of a window the cache itself keeps the end."""
+    """A cache that keeps all KV of each layer. The plain cache keeps only the end of a sliding window."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -51,20 +52,21 @@ class Layers(DynamicCache):
 
 
 def entropy(values: np.ndarray, kinds: int) -> float:
-    """Bits of each value."""
+    """Returns the entropy in bits for each value."""
     share = np.bincount(values.reshape(-1), minlength=kinds) / values.size
     share = share[share > 0]
     return float(-(share * np.log2(share)).sum())
 
 
 def by_planes(bits: np.ndarray) -> float:
-    """The ratio of an ideal code of the planes of each extent."""
+    """Returns the ratio of an ideal code for the two planes of each extent."""
     extents = bits.reshape(-1, EXTENT // 2)
     return 16 / float(np.mean([entropy(e & 0xFF, 256) + entropy(e >> 8, 256) for e in extents]))
 
 
 def by_channels(bits: np.ndarray) -> float:
-    """Likewise of sign and exponent, given the layer's channel, and of the mantissa, given nothing."""
+    """Returns the ratio of an ideal code that knows the channel and layer for the sign and exponent, and nothing for the
+    mantissa."""
     upper = np.mean([entropy(layer[:, c] >> 7, 512) for layer in bits for c in range(layer.shape[1])])
     lower = np.mean([entropy(e & 0x7F, 128) for e in bits.reshape(-1, EXTENT // 2)])
     return 16 / float(upper + lower)

@@ -1,11 +1,11 @@
-"""What kvhost adds to the processor time of a vLLM engine that finds nothing, and what the host takes beside it.
+"""Measures the processor time that kvhost adds to a vLLM engine without hits, and the host's own processor time.
 
     PYTHONPATH=host/client/python:host/client/python/tests/engines python processor.py [--model DIR] [--turns 6]
 
-It needs no GPU. KVHOST_BIN names the host's program. Three engines, one with KvhostConnector and one with a connector that does
-nothing, have the same work in turns, and none of it twice, so that all chunks are stored and none is loaded. A turn is over when the
-host has published what it was given. It prints each turn's processor seconds (user and system, of all processes of an engine), and
-the median of the turns' ratios."""
+It needs no GPU. KVHOST_BIN names the host's program. Three engines do the same work in turns: one with KvhostConnector, one
+with a connector that does nothing, and one without a connector. No prompt returns, so that all chunks are stored and none is
+loaded. A turn ends when the host has published its chunks. The script prints the processor seconds of each turn (user and
+system, of all processes of an engine), and the median of the turns' ratios."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from processes import Host, wait_for
 from vllm_engine import Engine
 
 TICK = os.sysconf("SC_CLK_TCK")
-#: By name: requests at once, tokens of each prompt, tokens that each generates.
+#: By name: concurrent requests, tokens of each prompt, tokens that each request generates.
 WORK = {"prefill": (1, 1500, 1), "decode": (4, 100, 60), "mixed": (2, 1500, 30)}
 
 
 def seconds(session: int) -> float:
-    """Of the processes that a process has started, and its own."""
+    """Returns the processor time of all processes of a session."""
     total = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         if int(fields[3]) == session:
             total += int(fields[11]) + int(fields[12])
@@ -89,14 +89,14 @@ def run(a: argparse.Namespace, folder: Path) -> None:
     hosts: dict[tuple[str, str], list[float]] = {w: [] for w in every}
     try:
         rng = random.Random(1)
-        for turn in range(-1, a.turns):  # the first warms up
+        for turn in range(-1, a.turns):  # turn -1 warms up
             for work in a.work.split(","):
                 requests, tokens, generated = WORK[work]
                 took: dict[str, float] = {}
                 of_host: dict[str, float] = {}
                 order = list(range(len(engines)))
                 for i in order if turn % 2 else reversed(order):
-                    # Others for each engine: what one has stored, another one would load.
+                    # Each engine has its own prompts: it would load what another one has stored.
                     prompts = [[rng.randrange(3, vocabulary) for _ in range(tokens)] for _ in range(requests)]
                     before = [seconds(engines[i].process.pid), seconds(host.pid())]
                     engines[i].generate(prompts, generated)

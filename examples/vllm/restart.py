@@ -1,12 +1,12 @@
-"""A prompt that vLLM computed once is loaded from kvhost after both were restarted.
+"""Loads a prompt's KV from kvhost after a restart of vLLM and kvhost.
 
     python restart.py [--model NAME_OR_PATH] [--root DIR]
 
-It starts a vLLM engine, which starts kvhost, computes a prompt, ends both, starts the engine again and asks for the same
-prompt. It prints the time to the first token and how many of the prompt's tokens came from kvhost, and exits with 1
-when none did. Without --model it makes up a small Llama with random weights, which also runs on a CPU. It needs vLLM
-0.26 and kvhost (a wheel of make dist, or pip install ./host/client/python with KVHOST_BIN naming the program). On
-a CPU, set TORCHDYNAMO_DISABLE=1 to skip a long compilation."""
+The script starts a vLLM engine, which starts kvhost, and computes a prompt. Then it ends both, starts the engine again and
+asks for the same prompt. It prints the time to the first token and the number of tokens that came from kvhost, and exits
+with 1 if there were none. Without --model it makes a small Llama with random weights, which also runs on a CPU. It needs
+vLLM 0.26 and kvhost: a wheel of make dist, or pip install ./host/client/python with the program's path in KVHOST_BIN. On a
+CPU, set TORCHDYNAMO_DISABLE=1 to skip a long compilation."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class AdoptedMemory:
     mapped."""
 
     def __init__(self, spans: Iterable[tuple[int, int]], again: bool = False) -> None:
-        """``spans`` are (address, bytes). With ``again`` spans that are in a memfd are adopted again; the old memfd
-        keeps its content."""
+        """``spans`` are pairs of an address and a number of bytes. With ``again`` a new memfd adopts spans that are
+        already in another one, which keeps its content."""
         self._runs: list[tuple[int, int, int]] = []  # (first address, end, offset in the memfd)
         runs = _page_runs(spans)
         self.size = sum(end - start for start, end in runs)
@@ -99,9 +99,9 @@ class AdoptedMemory:
 
 
 def separate_allocations(on: bool) -> None:
-    """With ``on``, makes glibc's malloc give large allocations of the calling thread pages of their own; otherwise
-    ends that. ``on`` costs a system call for each allocation of :data:`SEPARATE_BYTES` or more. Most other
-    allocators separate large allocations anyway."""
+    """Makes glibc's malloc give each large allocation of the calling thread its own pages, or ends that if ``on`` is
+    false. ``on`` costs a system call for each allocation of :data:`SEPARATE_BYTES` or more. Most other allocators
+    separate large allocations anyway."""
     libc = _glibc()
     if libc is None:
         return

@@ -1,4 +1,4 @@
-"""A thread that does what it is given, in order."""
+"""A thread that runs functions in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class Background:
-    """A failure of what it does is logged, and the thread goes on."""
+    """Runs functions in the order of :meth:`put`. It logs the exception of a function and goes on."""
 
     def __init__(self, name: str, log: logging.Logger) -> None:
         self._log = log
@@ -21,13 +21,13 @@ class Background:
         self._work.put(do)
 
     def flush(self) -> None:
-        """Returns when all that it was given before is done."""
+        """Waits until all functions that were put before are done."""
         done = threading.Event()
         self.put(done.set)
         done.wait()
 
     def close(self, seconds: float | None = None) -> None:
-        """Ends the thread after what it was given, and waits so long for it."""
+        """Ends the thread after the functions that were put before. Waits at most ``seconds`` for the end."""
         self._work.put(None)
         self._thread.join(seconds)
 

@@ -94,8 +94,8 @@ def _digest(folder: str) -> bytes:
 
 
 def of_model(path: str, revision: str | None = None, wait: float | None = None) -> str:
-    """Returns the identity of the weights that this process has loaded: of a model's files, or the commit of a
-    repository of the hub.
+    """Returns the identity of the weights that this process has loaded: the digest of a model's files, or the commit of
+    a repository in the hub's cache.
 
     Files with the same samples as others that this machine has seen are read whole. Raises :class:`Unread` if that
     takes longer than ``wait`` seconds."""
@@ -113,9 +113,9 @@ def of_model(path: str, revision: str | None = None, wait: float | None = None) 
 
 
 def fingerprint(path: str, since: float = float("inf"), known: wholes.Known | None = None) -> str:
-    """Returns a digest of a model's files in a folder, or of one file: names, sizes, settings, and all or some whole
-    rows of every tensor (see ``tensors.py``). Up to 512 MiB are read whole. With ``known`` other files with the same
-    samples have another digest.
+    """Returns a digest of a folder with a model's files, or of one file. The digest covers names, sizes, settings, and
+    all or some whole rows of every tensor (see ``tensors.py``). A model of up to 512 MiB is read whole. With ``known``,
+    different files with the same samples get different digests.
 
     Raises :class:`Changing` if a file changed after ``since``, in seconds of the epoch."""
     files = _model_files(path)

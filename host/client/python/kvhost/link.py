@@ -30,7 +30,7 @@ class Link:
         self, name: str, socket: str, open: Opener, *, leads: bool, log: logging.Logger = logging.getLogger("kvhost")
     ) -> None:
         """A link that ``leads`` begins a new epoch whenever it loses its sessions; others :meth:`follow`. ``log`` is
-        the engine's."""
+        the engine's logger."""
         self._log = log
         self._name, self._socket, self._open, self._leads = name, socket, open, leads
         self._origin = Origin()

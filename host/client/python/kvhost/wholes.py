@@ -29,8 +29,9 @@ _PIECE = 4 << 20
 _READERS = 8  # most threads; each reads one file
 _REMEMBERED = 1000  # most remembered digests
 _POLL = 0.2
-#: A background read rests so many times as long as each piece took. Its thread has the engine's priority: at a lower one it would hold
-#: Python's lock, or the memory of a process that was killed, for as long as others keep the processors busy.
+#: A background read rests three times as long as each piece took. Its thread has the engine's priority: a thread of
+#: lower priority could hold Python's lock, or the memory of a killed process, for as long as others keep the processors
+#: busy.
 _REST = 3.0
 
 

@@ -138,7 +138,7 @@ class KvhostL2Adapter(L2AdapterInterface):
     def get_load_event_fd(self) -> int:
         return self._loads.fd
 
-    # Store
+    # Stores
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
         return self._stores.submit(lambda: self._do_store(keys, objects), lambda: L2StoreResult(False, 0))
@@ -163,7 +163,7 @@ class KvhostL2Adapter(L2AdapterInterface):
             parent, depth = self._chains.place(digest)
         return StoreObject(digest, (memory.data_ptr,), parent, depth)
 
-    # Lookup and lock
+    # Lookups and locks
 
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
@@ -201,7 +201,7 @@ class KvhostL2Adapter(L2AdapterInterface):
             self._learn_gone([keys[i] for i, found in zip(places, hit.found) if not found], kind.object_bytes)
         return bitmap
 
-    # Load
+    # Loads
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
         work = []
@@ -226,7 +226,7 @@ class KvhostL2Adapter(L2AdapterInterface):
     def query_load_result(self, task_id: L2TaskId) -> Bitmap | None:
         return self._loads.pop(task_id)
 
-    # What else LMCache asks
+    # Other calls of LMCache
 
     def get_memory_tags(self) -> MemoryTags:
         """Returns the places of objects, for requests that only accept some places. LMCache calls it from 0.5.7 on."""
@@ -309,7 +309,7 @@ class KvhostL2Adapter(L2AdapterInterface):
             tasks.close()
         self._toucher.shutdown(cancel_futures=True)
 
-    # Inside
+    # Private methods
 
     def _next_task(self) -> L2TaskId:
         with self._lock:

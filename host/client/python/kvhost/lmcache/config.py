@@ -15,8 +15,8 @@ _WHERE = "adapter_params"
 
 @dataclass
 class AdapterOptions(Options):
-    """``threads`` is the number of storing threads, and that of loading threads. ``tenants`` has numbers for cache
-    salts. ``shared`` says that other machines use the host's roots, too, as with a bucket."""
+    """There are ``threads`` threads for stores, and as many for loads. ``tenants`` maps cache salts to tenant
+    numbers. ``shared`` says that other machines use the host's roots, too, for example a bucket."""
 
     threads: int = 2
     shared: bool = False

@@ -37,7 +37,7 @@ def host_key(key: ObjectKey) -> bytes:
     return hashlib.blake2b(parts, digest_size=KEY_BYTES, person=form).digest()
 
 
-@functools.lru_cache(maxsize=1)  # a client makes it as long as it likes, and all keys of a prompt have it
+@functools.lru_cache(maxsize=1)  # a salt may be of any length, and all keys of a prompt have the same one
 def _salted(salt: str) -> tuple[bytes, bytes]:
     """Returns a salt, or the digest of a long one, and the form of the keys with it."""
     raw = salt.encode("utf-8", "surrogatepass")

@@ -30,6 +30,6 @@ def tenant(salt: str, named: Mapping[str, int]) -> int:
     return _hashed(salt) if salt else 0
 
 
-@functools.lru_cache(maxsize=1)  # a client makes it as long as it likes, and all keys of a prompt have it
+@functools.lru_cache(maxsize=1)  # a salt may be of any length, and all keys of a prompt have the same one
 def _hashed(salt: str) -> int:
     return HASHED | zlib.crc32(salt.encode("utf-8", "surrogatepass")) & (HASHED >> 1) - 1

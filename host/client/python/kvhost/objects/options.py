@@ -13,10 +13,10 @@ _O = TypeVar("_O", bound="HostOptions")
 
 @dataclass
 class HostOptions:
-    """``socket`` is the host's; or ``root`` and ``memory`` are those of a host that the engine starts for itself
-    (``kvhost.own``). ``timeout`` is the seconds until a slow host counts as gone; a stopped one counts as gone
-    after two. ``prefetch`` copies hits to the host's nearest level until their load. ``extra`` has further texts,
-    by name, that must agree for engines to share objects."""
+    """``socket`` is the path of a running host's socket. With ``root`` and ``memory`` the engine starts its own host
+    instead (``kvhost.own``). A slow host counts as gone after ``timeout`` seconds, a stopped one after two.
+    ``prefetch`` copies hits to the host's nearest level before their load. ``extra`` has further texts, by name,
+    that must be equal for engines to share objects."""
 
     socket: str = "/run/kvhost/kvhost.sock"
     timeout: float = 30.0

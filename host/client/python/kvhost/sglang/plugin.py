@@ -114,10 +114,10 @@ def _content(adapter: Any) -> tuple[bytes, bytes] | None:
 
 
 def _new_request(result: None, request: Any, *args: Any, **options: Any) -> None:
-    """SGLang's page hashes begin with the client's text and an adapter's number. The digest of the adapter's files
-    replaces the number: it is equal in all servers, and changes when the files are replaced. If it is not known,
-    the adapter's pages are this server's alone. The client's text is a field of its own, also without an adapter,
-    since it could otherwise equal an adapter's name."""
+    """SGLang's page hashes begin with the client's text and an adapter's number. This function replaces the number
+    with the digest of the adapter's files, which is equal in all servers and changes with the files. Without a
+    digest only this server can load the adapter's pages. The client's text is a field of its own, also without an
+    adapter, since it could otherwise equal an adapter's name."""
     number, said = request.lora_id, request.extra_key
     if number is not None:
         name = _adapters.get(number) or _apart(number, hashlib.blake2b(_server(), digest_size=16).hexdigest())

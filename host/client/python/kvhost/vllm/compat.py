@@ -60,19 +60,19 @@ _DROPS = "drop_stale_output"
 
 
 class FailedLoads:
-    """The way to report failed loads, which are all asynchronous, to an engine, and the engine's reaction.
+    """Reports failed loads to an engine. All loads are asynchronous.
 
-    | groups  | vLLM      | is told                  | under "recompute" it computes | under "fail"     |
+    | groups  | vLLM      | kvhost reports           | under "recompute" it computes | under "fail"     |
     | one     | 0.26      | blocks                   | from the first bad block on   | ends the request |
     | one     | from 0.32 | blocks                   | from the first bad block on   | ends the request |
     | several | 0.26      | by ``restart``           | the whole request             | the whole too    |
     | several | from 0.32 | requests, not blocks     | the whole request             | ends the request |
 
-    A load that was abandoned is told as with several groups, since its request must take other blocks. The request counts
-    as received in each case. 0.32 starts a request over that is named, whatever its blocks say, and
-    raises when several groups name blocks. 0.26 takes blocks only, and only with one group. Its scheduler
-    restarts the requests in its ``failed_recving_kv_req_ids``, however, whatever the number of groups. This class finds
-    the scheduler when it hands its block pool to the connector, and adds the requests."""
+    An abandoned load is reported as if there were several groups, since its request must take other blocks. In each
+    case the request counts as received. vLLM 0.32 restarts each named request, whatever its blocks, and raises if
+    several groups name blocks. vLLM 0.26 accepts only blocks, and only of one group. But its scheduler restarts the
+    requests in ``failed_recving_kv_req_ids`` with any number of groups. This class finds the scheduler when the
+    connector gets its block pool, and adds the requests there."""
 
     def __init__(self, groups: int) -> None:
         """``groups`` is the number of all KV cache groups of the engine, offloaded or not."""
@@ -128,12 +128,13 @@ class FailedLoads:
         return known
 
     def preempt(self, bad: set[int], broken: set[int]) -> None:
-        """Starts running requests with ``bad`` blocks over, and removes the ``broken`` blocks from the engine's cache:
-        those that are bad, or were computed from bad ones. Call it from ``update_connector_output``, in the step
-        whose output reported the bad blocks: the engine has dropped this output of the requests.
+        """Restarts the running requests that have ``bad`` blocks. Removes the ``broken`` blocks from the engine's
+        cache: the bad ones, and those computed from them. Call it from ``update_connector_output``, in the step with
+        the output that reported the bad blocks: the engine has dropped this output of the requests.
 
-        Otherwise the engine would compute the blocks again in place, while a hanging host may still write to them. And
-        its cache would keep the bad blocks of an aborted request, with those computed from them (0.26 and 0.32)."""
+        Otherwise the engine would compute the blocks again in place, while a hanging host may still write to them.
+        Its cache would also keep the bad blocks of an aborted request and the blocks computed from them (0.26 and
+        0.32)."""
         if not broken:
             return
         scheduler, now = self._scheduler, time.monotonic()
@@ -358,8 +359,8 @@ def reset_past_holds(block_pool: Any, let_go: Callable[[], AbstractContextManage
 
 
 def event_extra_keys(request: Any, first: int, end: int, block_tokens: int) -> list[tuple[Any, ...] | None] | None:
-    """Returns the inputs other than tokens of the engine's hashes of these blocks, in the form of its own events.
-    None if there are none."""
+    """Returns what the engine's hashes of these blocks cover apart from tokens, in the form of the engine's own
+    events. Returns None if they cover only tokens."""
     from vllm.v1.core import kv_cache_utils
 
     keys: list[tuple[Any, ...] | None] = []
@@ -374,8 +375,8 @@ def event_extra_keys(request: Any, first: int, end: int, block_tokens: int) -> l
 
 
 def engine_config() -> tuple[Any, Any]:
-    """Returns vLLM's configuration and that of its KV cache, or None. Call it where vLLM makes a tier of its
-    offloading, which gets neither; a caller has both."""
+    """Returns vLLM's configuration and its KV cache's configuration, or None for both. It finds them in the frames
+    of its callers, since vLLM passes neither to a tier of its offloading. Call it where vLLM makes the tier."""
     frame = sys._getframe(1)
     while frame is not None:
         config, cache = (frame.f_locals.get(name) for name in ("vllm_config", "kv_cache_config"))
@@ -386,8 +387,8 @@ def engine_config() -> tuple[Any, Any]:
 
 
 def mend_offloading() -> None:
-    """Corrects faults of vLLM 0.26's offloading, with any tiers, that end the engine or store blocks that were not
-    computed."""
+    """Corrects faults of vLLM 0.26's offloading, which exist with any tier. They end the engine or store blocks that
+    were not computed."""
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import RequestOffloadState
         from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
@@ -401,8 +402,8 @@ def mend_offloading() -> None:
 
 
 def _keep_ended_requests(manager: Any) -> None:
-    """vLLM 0.26 forgets a request at its end, and ends the engine with a KeyError if the CPU tier has room for the
-    request's last chunks only afterwards. In 0.32 the request ends after its chunks."""
+    """vLLM 0.26 forgets a request at its end. If the CPU tier gets room for the request's last chunks only
+    afterwards, a KeyError ends the engine. In 0.32 the request ends after its chunks."""
     plain = manager.prepare_store
 
     @functools.wraps(plain)
@@ -420,9 +421,9 @@ def _keep_ended_requests(manager: Any) -> None:
 
 
 def _store_what_was_computed(state: Any) -> None:
-    """vLLM 0.26 stores all tokens of a request that has ended. If its client has gone, some were not computed: the
-    engine ends with an AssertionError without blocks, or stores the blocks' old content. In other requests the
-    last token has no KV."""
+    """vLLM 0.26 stores all tokens of a request that has ended. If the client has gone, some tokens were not
+    computed: those without blocks end the engine with an AssertionError, and for the others vLLM stores the old
+    content of their blocks. In requests that were not aborted only the last token has no KV."""
     plain = state.storable_chunks
 
     @functools.wraps(plain)

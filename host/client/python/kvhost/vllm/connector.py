@@ -78,8 +78,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """Returns a layout with the bytes of a unit together if sizes share, so that copies are of blocks and not of
-        tokens. An engine that does not ask, or has another layout all the same, copies token by token."""
+        """Returns a layout that keeps the bytes of a unit together if engines of different sizes share chunks, so
+        that whole blocks are copied. In an engine with another layout kvhost copies token by token."""
         transfer = vllm_config.kv_transfer_config
         if transfer is None or not transfer.kv_connector_extra_config.get("share"):
             return None

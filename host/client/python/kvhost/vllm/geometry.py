@@ -23,12 +23,12 @@ class Pages:
 def pages_of(
     shape: Sequence[int], strides: Sequence[int], itemsize: int, blocks: int, block_bytes: int
 ) -> list[Pages]:
-    """The runs of bytes that make up a block, in order of their offset.
+    """Returns the runs of bytes that make up a block, in order of their offsets.
 
-    ``strides`` count elements. ``blocks`` is the number of blocks in the engine's cache, ``block_bytes`` the size of one
-    in this layer; both together find the dimension that counts blocks. A block may be several rows of that dimension, when
-    the kernel's block is smaller than the cache's. K and V side by side give one run. Separate planes of K and V, or a
-    layout with the heads outside the blocks, give several."""
+    ``strides`` count elements. ``blocks`` is the number of blocks in the engine's cache, ``block_bytes`` the size of
+    one in this layer; together they show which dimension counts blocks. A block is several rows of that dimension if
+    the kernel's block is smaller than the cache's. K and V side by side give one run. Separate planes of K and V, or
+    a layout with the heads outside the blocks, give several."""
     what = f"shape {tuple(shape)}, strides {tuple(strides)}, {itemsize} bytes per element"
     dim = block_dimension(shape, itemsize, blocks, block_bytes)
     if dim is None:

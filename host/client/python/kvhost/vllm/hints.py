@@ -95,8 +95,8 @@ def _verbs(request: Any) -> list[_Verb]:
 
 
 def _named(request: Any) -> dict[str, Any]:
-    """Returns the hints of the client in ``kv_transfer_params``, and of an orchestrator in the actions ``kvhost`` of
-    vLLM's ``kv_hints`` (from 0.32 on), which have the same payloads. The client's hints take precedence."""
+    """Returns a request's hints. A client gives them in ``kv_transfer_params``; an orchestrator in the actions
+    ``kvhost`` of vLLM's ``kv_hints`` (from 0.32 on). Both have the same form. The client's hints take precedence."""
     said: dict[str, Any] = {}
     for action in _actions(request):
         if action.action_type != "kvhost":
@@ -148,9 +148,9 @@ def answer(request: Any, rejected: dict[str, str], clipped: dict[str, str], unst
 
 
 def forbids(request: Any, act: str) -> bool:
-    """Whether a request's client forbids to "load" KV for it, for example to measure prefill, or to "store" its KV,
-    for example because the prompt is secret or never returns: ``kv_transfer_params: {"kvhost": {"store":
-    false}}``."""
+    """Whether the client forbids an ``act`` for a request, as in ``kv_transfer_params: {"kvhost": {"store":
+    false}}``. A client forbids "load" to measure prefill, for example, and "store" if the prompt is secret or will
+    not return."""
     return _said(request).get(act) is False
 
 

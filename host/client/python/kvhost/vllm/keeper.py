@@ -96,9 +96,10 @@ class Keeper:
         return min(shared + max(0, room), *(s.limits.keys_per_lookup or len(keys) for s in sessions), len(keys)), shared
 
     def keep(self, keys: Sequence[bytes], own: int, pin: float, near: float, drop: float) -> int:
-        """Carries out the wishes for a request. For ``pin`` seconds its chunks are pinned; after ``near`` and ``drop``
-        seconds they are prefetched and discarded, inf: never. Chunks before ``own`` are not discarded. Returns
-        the number of leading chunks that are pinned: all pins together may have a share of the host."""
+        """Carries out the wishes for a request. Its chunks are pinned for ``pin`` seconds, prefetched after ``near``
+        seconds and discarded after ``drop`` seconds; inf means never. Chunks before ``own`` are not discarded.
+        Returns the number of leading chunks that are pinned, since all pins together may have only a share of the
+        host."""
         now = self._clock()
         if own >= len(keys):
             drop = math.inf

@@ -132,8 +132,9 @@ class DeviceGate:
 
 
 class DeviceGates:
-    """A slot is a semaphore that rises from load to load. Semaphore 0 is the compute stream's: no copy of a load starts
-    before the kernels that were queued ahead of it are done, since they may still use its blocks."""
+    """Gates in the GPU's memory. Each slot is a semaphore that rises with each load. Semaphore 0 belongs to the
+    compute stream: the copies of a load wait until the kernels queued before it are done, since they may still use
+    its blocks."""
 
     def __init__(self, stream: Callable[[], int]) -> None:
         """``stream`` returns the CUDA stream that computes."""

@@ -48,7 +48,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Slot:
-    """A chunk, and the row of the CPU tier with its bytes, or for them."""
+    """A chunk and its row of the CPU tier. A store reads the row; a load writes it."""
 
     key: bytes  # vLLM's: block hash and group
     row: int  # -1: unknown
@@ -553,9 +553,9 @@ class TierJobs:
             pass  # the session has ended, and its requests with it
 
     def drain(self, give_up: float = math.inf, *, leave: bool = False) -> None:
-        """Waits until no job is left: all have ended, some by cancellation. A stopped host has the slots of loads
-        until it goes on; they are left to it after ``give_up`` seconds or, with ``leave``, once it does not
-        answer. With ``leave`` all jobs then have an answer, and :attr:`left` has the rows that must not be used
+        """Waits until all jobs have ended, some by cancellation. A stopped host keeps the slots of its loads until
+        it goes on. This method leaves them to it after ``give_up`` seconds or, with ``leave``, once the host does
+        not answer. With ``leave`` all jobs then have an answer, and :attr:`left` has the rows that must not be used
         yet."""
         began = time.monotonic()
         due, end = began + min(_DRAIN_SECONDS, give_up / 2), began + give_up

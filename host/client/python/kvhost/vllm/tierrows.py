@@ -1,8 +1,9 @@
 """The rows of vLLM's CPU tier: the bytes of a row that a group uses, and the namespace for sharing rows between
 engines.
 
-A row has a cell for each worker, and a cell the blocks of each of the worker's tensors, one after the other. A chunk of one
-group leaves the tensors of other groups unused, and the end of each page that is longer than the group's."""
+A row has a cell for each worker. A cell has the blocks of all tensors of its worker, one after the other. A chunk of
+one group does not use the blocks of other groups' tensors, nor the end of a page that is longer than the group's
+pages."""
 
 from __future__ import annotations
 
