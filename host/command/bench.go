@@ -45,14 +45,15 @@ one, in host memory.
 A client stores and loads through a host in another process, as an engine does: a job for each prompt of
 64 chunks, and a lookup before each load.
 
-Each figure has its ceilings next to it, measured in the same minutes: copies between pages and slots alone, and
-the same number of threads that only write and rename, or read, files of the same size. The first load of a round
-reads files that were not read since they were written; so do the threads. Passes alternate. Figures are
-medians over the rounds; the ratio is ours over the smaller ceiling of the same round: median (first to third
-quartile). A root in memory has only the first ceiling.
+Each figure stands next to its ceilings, which are measured in the same minutes. The first ceiling is the rate of copies
+between pages and slots alone. The second is that of an equal number of threads that only write and rename files of
+the same size, or read them. The first load of a round, and the threads, read files that were not read since they
+were written. Passes alternate. Figures are medians over the rounds. The ratio is the rate of kvhost divided by the
+smaller ceiling of the same round: median (first to third quartile). A root in memory has only the first ceiling.
 
-With --clients 1,2,4 so many clients go through one host at once, each with a GPU of its own where pages are in a GPU's memory. They begin
-and end each pass together, the ceilings too, and rates are as many times that of the slowest.
+--clients 1,2,4 measures one, two and four clients of one host at the same time. Each has its own GPU if pages are in a GPU's
+memory. The clients begin and end each pass together, and so do the ceilings. Rates are the number of clients times the rate
+of the slowest one.
 
 Pages of heads and tokens are those of llama, stored as engines of several tensor-parallel sizes share them: a piece for each KV head. A
 page has its heads outside its tokens, or its tokens outside its heads.
@@ -79,13 +80,13 @@ The roots must exist, with free memory and disk for twice the bytes of all chunk
 	}
 	f := cmd.Flags()
 	f.IntVar(&o.chunks, "chunks", 96, "chunks of a pass, of 32, 17 or 16 MiB")
-	f.IntVar(&o.rounds, "rounds", 7, "rounds that count, after one that does not")
+	f.IntVar(&o.rounds, "rounds", 7, "rounds to measure, after one to warm up")
 	f.StringVar(&o.memory, "memory", "auto", "memory of the pages: gpu, host, or auto (the first GPU if there is one)")
 	f.StringVar(&o.pages, "pages", "all", "geometry of the pages: llama, mla, fp8, heads, tokens or all")
 	f.StringSliceVar(&o.compression, "compression", nil,
 		"settings of store.compression to compare: off, huffman, auto (default: as configured)")
 	f.StringVar(&o.dtype, "dtype", "", "values of the pages: u8, bfloat16 or fp8 (default: those of the geometry)")
-	f.IntSliceVar(&o.clients, "clients", []int{1}, "numbers of clients at once, each with a GPU of its own")
+	f.IntSliceVar(&o.clients, "clients", []int{1}, "numbers of concurrent clients, each with its own GPU")
 	f.BoolVar(&o.json, "json", false, "print the rows as JSON")
 	s.addTo(cmd)
 	return cmd

@@ -22,14 +22,14 @@ func newCheck() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Check whether a host would start, which route serves each GPU and root, and why",
-		Long: `Goes through all that a start needs, by the functions of the start: policies, roots and their locks,
-certificate, token, headers of traces, limits, HTTP address, socket. What a start would refuse is a problem, and the exit code is
-that of the start: while a host runs, its roots, socket and address are in use.
+		Long: `Checks everything that a start needs, with the functions of the start: policies, roots and their locks,
+certificate, token, headers of traces, limits, HTTP address, socket. An error that a start would refuse is a problem, with the
+exit code of the start. While a host runs, its roots, socket and address count as in use.
 
-It also tries what the configuration asks for: the roots (it writes a file with O_DIRECT in each, reads it back and removes it),
-the GPUs, cuFile and the resource limits. For roots in memory it judges memory, huge pages and the limit of locked memory.
-It reports which route serves each pair of GPU and root, why, and what would improve it. Where a host would start, and something
-configured cannot work, the exit code is 9. It changes nothing but the cache of compiled policies, and works without a GPU.`,
+It also tests the roots (it writes a file with O_DIRECT in each, reads it back and removes it), the GPUs, cuFile and the
+resource limits. For roots in memory it checks free memory, huge pages and the limit of locked memory. It reports the route of
+each pair of GPU and root, the reason, and possible improvements. If a host would start, but something configured cannot
+work, the exit code is 9. It changes only the cache of compiled policies, and works without a GPU.`,
 		Example: `  kvhost check --config /etc/kvhost.toml
   kvhost check --root /mnt/nvme0/kv=2TiB --json | jq .verdicts`,
 		Args: noArgs,

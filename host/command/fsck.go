@@ -35,12 +35,12 @@ func newFsck() *cobra.Command {
 up to 64 KiB. It also reports pieces that no host would find, abandoned temporaries, and damage in the store's
 own files.
 
-It is safe while a host runs, which keeps storing and evicting. A repair moves damaged files to the root's
-quarantine, where a running host accounts for them and serves them as misses. It removes temporaries when no
-host uses the root. It never writes to a piece.
+It is safe while a host runs and stores and evicts chunks. A repair moves damaged files to the root's quarantine.
+A running host counts their bytes there, and their chunks are misses. A repair removes temporaries if no host
+uses the root. It never writes to a piece.
 
-A root in a bucket (s3://bucket/prefix) is reached as its [[root]] in the configuration says, or by the defaults of AWS. A
-check reads each object, or its head with --quick. A repair needs the bucket's lock: no host may have it, or
+For a root in a bucket (s3://bucket/prefix) the server comes from its [[root]] in the configuration, or from the defaults of
+AWS. A check reads each object, or only its head with --quick. A repair needs the bucket's lock, so no host may hold or
 share it.
 
 Exit codes:
@@ -65,7 +65,7 @@ Exit codes:
 	fl.IntVar(&f.options.Workers, "workers", 2*runtime.GOMAXPROCS(0), "files at a time")
 	fl.StringVar(&f.readLimit, "read-limit", "0", "most bytes read per second, 0 for no limit")
 	fl.DurationVar(&f.options.TempAge, "temp-age", time.Hour,
-		"age at which a temporary counts as abandoned, where hosts share the root or nothing is repaired")
+		"age at which a temporary counts as abandoned, if hosts share the root or without --repair")
 	fl.StringVarP(&f.settings.file, "config", "c", "", "TOML file with the roots in buckets (default: $"+config.EnvFile+", else none)")
 	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array with a report per root instead of text")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")

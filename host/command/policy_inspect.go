@@ -55,7 +55,7 @@ func newPolicyInspect() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per module")
-	cmd.Flags().StringVar(&o.PublicKey, "public-key", "", "also check the signature next to the module")
+	cmd.Flags().StringVar(&o.PublicKey, "public-key", "", "public key of the module's signature, which is then verified too")
 	return cmd
 }
 

@@ -45,7 +45,7 @@ func newPolicyList() *cobra.Command {
 		},
 	}
 	r.addTo(cmd)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON: the policies, as kvhost status --json has them")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the policies as JSON, as in kvhost status --json")
 	return cmd
 }
 
@@ -56,10 +56,11 @@ func newPolicySwap() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "swap POLICY [MODULE]",
 		Short: "Replace a policy of a running host, under load",
-		Long: `Replaces the module of a policy, in all its roles, without interrupting sessions. The new module
-is judged first as kvhost policy check does with 65,536 slots, which takes seconds; then the host opens it with its own limits
-and tells it what is resident. Where it has findings, is refused or fails, the old one stays, and the exit code is 5. POLICY is a
-name from kvhost policy list. Without MODULE the policy restarts from its file, unjudged, with the settings given.
+		Long: `Replaces the module of a policy, in all its roles, without interrupting sessions. POLICY is a name from
+kvhost policy list. The command first checks the new module as kvhost policy check does, with 65,536 slots, which takes
+seconds. Then the host opens the module with its own limits and replays the resident entries to it. If the module has findings,
+is refused or fails, the old one stays, and the exit code is 5. Without MODULE the policy restarts from its file with the
+given settings, without a check.
 
 The change lasts until the host restarts or reloads its configuration (SIGHUP). To keep it, write it to the
 configuration.`,
@@ -92,7 +93,7 @@ configuration.`,
 		},
 	}
 	r.addTo(cmd)
-	cmd.Flags().BoolVar(&unchecked, "unchecked", false, "do not judge the module first; the host tests less of it")
+	cmd.Flags().BoolVar(&unchecked, "unchecked", false, "do not check the module first; the host's own test covers less")
 	cmd.Flags().StringVar(&q.Sha256, "sha256", "", "SHA-256 that the module must have, in hexadecimal")
 	cmd.Flags().StringToStringVar(&q.Config, "set", nil, "a setting of the policy, as key=value; repeatable")
 	return cmd
@@ -175,6 +176,6 @@ To keep it, write it to the configuration.`,
 		},
 	}
 	r.addTo(cmd)
-	cmd.Flags().StringVar(&q.Root, "root", "", "the root that it evicts from (default: all)")
+	cmd.Flags().StringVar(&q.Root, "root", "", "root from which it shall evict (default: all)")
 	return cmd
 }

@@ -16,8 +16,8 @@ func newPolicyPack() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pack FILE",
 		Short: "Put a manifest into a module",
-		Long: `Puts a manifest into a module as the custom section ` + abi.ManifestSection + `, replacing an old one: for
-toolchains that cannot write custom sections, and after tools that strip them. The manifest is checked first.`,
+		Long: `Puts a manifest into a module as the custom section ` + abi.ManifestSection + `, in place of an old one. It is meant for
+toolchains that cannot write custom sections, and for use after tools that strip them. The manifest is checked first.`,
 		Example: "  kvhost policy pack mine.wasm --manifest manifest.json",
 		Args:    wantArgs(1, 1, "one .wasm file"),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -36,11 +36,13 @@ func newPolicyStep() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "step MODULE",
 		Short: "Play a trace through a policy decision by decision",
-		Long: `Runs kvhost sim and shows what crosses into the module: each event, each question, the answer, what the call cost,
-and what the module logged. MODULE evicts from one root, or lays out the pages of models, which takes no trace. With --level
-it admits to levels in which lru evicts, or places, and each level is a root. It may have settings, as --policy of kvhost sim.
+		Long: `Runs kvhost sim and shows the calls of the module: each event, each question and its answer, the fuel of the call, and
+the lines that the module logged. MODULE may have settings, as in --policy of kvhost sim.
 
-On a terminal each decision waits for Enter; a number plays so many, and q ends.`,
+An evict policy evicts from one root. A layout policy lays out the pages of models, and needs no trace. An admit or place policy needs
+--level: each level is one root, in which lru evicts.
+
+On a terminal each decision waits for Enter. A number plays that many decisions, and q ends.`,
 		Example: `  kvhost policy step --trace examples/traces/mixed.jsonl.zst --until 20 mine.wasm
   kvhost policy step --trace a.jsonl.gz --only evict --json mine.wasm:chances=2 | jq .victims
   kvhost policy step --trace a.jsonl.gz --level 0=1%,1=10% --cost 0=50,1=5 --from 100 reuse.wasm
@@ -82,12 +84,12 @@ On a terminal each decision waits for Enter; a number plays so many, and q ends.
 	fl := cmd.Flags()
 	fl.SortFlags = false
 	fl.StringVar(&trace, "trace", "", "trace file, as of kvhost sim")
-	fl.StringVar(&capacity, "capacity", "1%", "what the root holds: a share of the trace's chunks, or a number")
-	fl.StringSliceVar(&f.levels.capacities, "level", nil, "what levels hold, as 0=1%,1=10%")
-	fl.StringSliceVar(&f.levels.costs, "cost", nil, "how fast each level loads in GB/s, as 0=50,1=5")
+	fl.StringVar(&capacity, "capacity", "1%", "capacity of the root: a share of the trace's chunks, or a number of chunks")
+	fl.StringSliceVar(&f.levels.capacities, "level", nil, "capacities of the levels, as 0=1%,1=10%")
+	fl.StringSliceVar(&f.levels.costs, "cost", nil, "speed of loads from each level in GB/s, as 0=50,1=5")
 	fl.Uint64Var(&s.from, "from", 1, "first decision to show")
-	fl.Uint64Var(&s.until, "until", 0, "last decision; 0 for that of the trace")
-	fl.StringSliceVar(&s.only, "only", nil, "show only these: events, log, or of a module's roles evict, admit, place or layout; failures are always shown")
+	fl.Uint64Var(&s.until, "until", 0, "last decision to show; 0 for the last one of the trace")
+	fl.StringSliceVar(&s.only, "only", nil, "kinds to show, separated by commas: events, evict, admit, place, layout, log (default: all; failures are always shown)")
 	fl.BoolVar(&f.asJSON, "json", false, "print one JSON object per call")
 	fl.BoolVar(&profile, "profile", false, "then print the fuel of the module's functions; calls take longer")
 	fl.Uint64Var(&f.seed, "seed", 1, "seed of the policy")

@@ -18,10 +18,10 @@ func newReload() *cobra.Command {
 	var r running
 	cmd := &cobra.Command{
 		Use:   "reload",
-		Short: "Make a running host read its configuration again, and say what came of it",
+		Short: "Make a running host read its configuration again, and print the result",
 		Long: `Makes a running host read its configuration again, from the file and with the flags and variables that it was started
-with, and waits for the result: the keys that changed, or why nothing did. It is all or nothing. The exit code is 12 where the
-configuration cannot be read, or changes a key that needs a restart, and 5 where a policy is refused.`,
+with. Waits for the result and prints the changed keys. The host applies all changes or, after an error, none. The exit code is
+12 if the configuration cannot be read or changes a key that needs a restart, and 5 if a policy is refused.`,
 		Example: `  kvhost reload --config /etc/kvhost/kvhost.toml
   systemctl reload kvhost`,
 		Args: noArgs,

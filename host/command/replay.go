@@ -52,13 +52,13 @@ roots.`,
 	f.BoolVar(&r.embedded, "embedded", false, "start a host for the replay: real socket, real files, policies in wasm")
 	f.StringVar(&r.store, "store", "", "embedded: directory for the chunks, kept afterwards (default: a temporary one)")
 	f.BoolVar(&r.withRoots, "with-roots", false,
-		"embedded: use the configuration's roots, as to replay through levels; chunks stay there")
+		"embedded: use the configuration's roots, for example to replay through levels; chunks stay there")
 	f.StringVar(&r.capacity, "capacity", "", "embedded: capacity in chunks, or in bytes with a unit (default 10GiB)")
 	f.IntVar(&r.options.Sessions, "sessions", 1,
 		"concurrent sessions; the requests of a conversation stay in one, in order")
 	f.IntVar(&r.options.Shape.Ranks, "ranks", 1,
 		"ranks of each session's engine; each has its own piece of every chunk")
-	f.StringVar(&r.chunkBytes, "chunk-bytes", "64KiB", "size of a chunk in one rank, a multiple of 16KiB or less than that")
+	f.StringVar(&r.chunkBytes, "chunk-bytes", "64KiB", "size of a chunk in one rank: a multiple of 16KiB, or less than 16KiB")
 	f.StringVar(&r.options.Shape.DType, "dtype", payload.U8, "content of pages: u8 (any bytes), or bfloat16 or fp8, which can be compressed")
 	f.IntVar(&r.options.Limit, "limit", 0, "requests to replay (default: all)")
 	f.Float64Var(&r.options.Speed, "speed", 0, "1: at the trace's times; 2: twice as fast; 0: without waiting")

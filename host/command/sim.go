@@ -51,16 +51,17 @@ never evicts.
 A capacity is a share of the trace's unique chunks, rounded down (10%), a number of chunks (5000), or a size
 (64GiB), which is divided by --chunk-bytes.
 
---level simulates a host with levels instead: a policy for each level, the copies that move between them, and how long
-loads take by --cost. A chunk has a real size then (--chunk-bytes). What is saved is the time that prefill would
-have taken less that of the loads.
+--level simulates a host with levels instead, with a policy for each level and copies between the levels. --cost gives
+the speed of loads from each level, and --chunk-bytes the size of a chunk. The saved time is the time that prefill
+would have taken, less the time of the loads.
 
-A trace has a JSON object for each request, in a line of its own:
+A trace has one JSON object in each line, for one request:
 
   {"timestamp": 27482, "input_length": 6955, "hash_ids": [46, 47, 48, 2353]}
 
-The timestamp is in milliseconds, the length in tokens, and a hash id stands for a block of the prompt and all before it. Optional are
-output_length, end_reason (stop, length, tool_call, abort), priority, and return_ms until the prefix is expected again.
+The timestamp is in milliseconds, the length in tokens. A hash id stands for a block of the prompt and all blocks before it. A request
+may also have output_length, end_reason (stop, length, tool_call, abort), priority, and return_ms, the milliseconds until the
+prefix is expected again.
 
 accesses_per_second counts the policy's loop only. The figure for the whole run includes reading the trace,
 numbering its chunks and compiling the modules.`,
@@ -91,8 +92,8 @@ numbering its chunks and compiling the modules.`,
 	fl.BoolVar(&f.asCSV, "csv", false, "print a line of values for each result instead of tables, with the fields of --json")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
 	fl.StringVar(&f.chunkBytes, "chunk-bytes", "",
-		"size of a chunk, for policies and capacities in bytes, which require it (default 4KiB, with levels 64MiB)")
-	fl.Float64Var(&f.ratio, "compression-ratio", 1, "how many times as many chunks a capacity holds because they are compressed")
+		"size of a chunk, required for policies and capacities in bytes (default 4KiB, with levels 64MiB)")
+	fl.Float64Var(&f.ratio, "compression-ratio", 1, "factor by which compression raises the number of chunks that fit a capacity")
 	fl.IntVar(&f.prefill.ChunkTokens, "chunk-tokens", f.prefill.ChunkTokens,
 		"tokens of a chunk, for the cost of recomputing it")
 	fl.Float64Var(&f.prefill.TokensPerSecond, "prefill-rate", f.prefill.TokensPerSecond,

@@ -26,13 +26,13 @@ type levelFlags struct {
 func (f *levelFlags) define(fl *pflag.FlagSet) {
 	f.roles = []abi.Role{abi.RoleAdmit}
 	fl.StringSliceVar(&f.capacities, "level", nil, "simulate levels: their capacities, as 0=1%,1=10%; 0 is the nearest")
-	fl.StringSliceVar(&f.costs, "cost", nil, "how fast each level loads in GB/s, after which latency, as 0=50,1=5:30ms")
+	fl.StringSliceVar(&f.costs, "cost", nil, "speed of loads from each level in GB/s, and optionally their latency, as 0=50,1=5:30ms")
 	fl.StringArrayVar(&f.policies, "level-policy", nil,
-		"policy of one level, as 1=x.wasm, in place of those compared; repeatable")
+		"policy of one level, as 1=x.wasm, instead of those of --policy; repeatable")
 	fl.StringArrayVar(&f.admissions, "admit", []string{sim.AdmitDefault},
-		"what is stored and moves between levels: default (the host's own rule), all, or an admit policy; repeatable")
+		"rule for stores and for moves between levels: default (the host's own), all, or an admit policy; repeatable")
 	fl.StringSliceVar(&f.writes, "write", []string{sim.WriteBack.String()},
-		"when the next level gets what is new: back (when it is evicted), hits (when it is hit, too), through (at once), or several, separated by commas")
+		"time of the copy to the next level: back (at eviction), hits (also at a hit), through (at once), or several, separated by commas")
 }
 
 // on reports whether levels are simulated.

@@ -24,8 +24,8 @@ func newStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Show what a running host does",
 		Long: `Shows a running host on one screen: whether it is ready and why not, hits, roots, policies, routes,
-latencies and sessions. Rates are those of one second, which the command waits for. With --watch it draws that anew each
-second until Ctrl-C. With --json it prints the same document as GET /status, at once.`,
+latencies and sessions. The command measures the rates for one second. With --watch it draws the screen again each second until
+Ctrl-C. With --json it prints the same document as GET /status, at once.`,
 		Example: `  kvhost status --socket /run/kvhost/kvhost.sock
   kvhost status --watch
   kvhost status --json | jq '.roots[] | {path, state, used}'`,
@@ -64,7 +64,7 @@ second until Ctrl-C. With --json it prints the same document as GET /status, at 
 	}
 	r.addTo(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().DurationVar(&every, "watch", 0, "draw it anew again and again: each second, or so often")
+	cmd.Flags().DurationVar(&every, "watch", 0, "draw the screen again and again, at this interval (1s if none is given)")
 	cmd.Flags().Lookup("watch").NoOptDefVal = "1s"
 	return cmd
 }
