@@ -115,10 +115,11 @@ func (g *GPU) CoderSucceeded() { g.coders.succeeded() }
 // Coder returns the thread's coder, if [GPU.FitsCoder] is true.
 func (t *Thread) Coder() *Coder { return &t.coder }
 
-// Encode ends a batch that gathers into the window. It sums the first n extents of the window and encodes them to the
-// device memory at to, which has room for their page bytes. It sets Stored and Sums, and returns the number of stored
-// bytes, which is at most that of the page bytes. If to is 0 they are in the coder, and [Coder.Read] copies them to the
-// host. element is the size in bytes of the values in the extents: 2 for floats of 16 bits, 1 for all others.
+// Encode ends a batch that gathers into the window. It computes the checksums of the first n extents of the window, and
+// encodes the extents to the device memory at to, which must have room for all their page bytes. It sets Stored and
+// Sums, and returns the number of stored bytes, which are never more than the page bytes. If to is 0 the stored bytes
+// stay in the coder, and [Coder.Read] copies them to the host. element is the size in bytes of the values in the
+// extents: 2 for floats of 16 bits, 1 for all others.
 func (c *Coder) Encode(b *Batch, n, element int, to uint64) (stored int, err error) {
 	t, w := c.t, &c.t.window
 	to = cmp.Or(to, c.coded)

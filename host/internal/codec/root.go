@@ -114,8 +114,9 @@ func (s Speeds) times() (file, codec float64) {
 	return file, codec
 }
 
-// Least returns the least ratio with which compression saves time: any time if it was begun, and more than a margin otherwise.
-// The ratio is infinite if compression saves none. It is known once a direction counts.
+// Least returns the least ratio of page bytes to stored bytes with which compression pays. If begun is set, the root compresses
+// already, and any saved time counts. Otherwise the saving must exceed a margin, so that a root does not change its mind often.
+// The ratio is infinite if compression does not pay. It is known once a direction counts.
 func (s Speeds) Least(begun bool) (ratio float64, known bool) {
 	file, codec := s.times()
 	if s.Memory {

@@ -273,8 +273,8 @@ func (c *client) head(key string) (v version, err error) {
 	return v, err
 }
 
-// get reads bytes of an object, of the version with an ETag if one is given. It returns fewer bytes only at the end of the
-// object. If a body ends early, it requests the rest.
+// get reads bytes of an object. If an ETag is given, it reads only that version. It returns fewer bytes than requested only at
+// the end of the object. If a body ends early, it requests the rest.
 func (c *client) get(key, etag string, p []byte, off int64) (n int, v version, err error) {
 	err = c.do(Get, len(p), func(ctx context.Context) error {
 		s, at, err := c.begin(ctx, key, etag, off+int64(n), len(p)-n)

@@ -83,7 +83,7 @@ func (a *audits) run(ctx context.Context) {
 	}
 }
 
-// pass makes an audit if one is due. It waits for the time while before it reports unknown objects, so that records of objects
+// pass makes an audit if one is due. Before it reports unknown objects it waits for the given time, so that records of objects
 // stored during the listing can arrive.
 func (a *audits) pass(ctx context.Context, while time.Duration) {
 	r := a.root

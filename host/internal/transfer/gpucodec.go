@@ -30,8 +30,9 @@ func beyond(plain *staging.Bandwidth, pages int64, took time.Duration) time.Dura
 	return max(took, 1)
 }
 
-// coded returns the end of the extents from lo, at most to hi, that a coder codes at once within room page bytes, and
-// the payload offset of the window's first byte. The end is lo if there is no coder.
+// coded returns the end of the extents that a coder can code in one batch. They begin at lo, end at hi at the latest,
+// and have at most room page bytes. base is the payload offset of the window's first byte. The end is lo if there is no
+// coder.
 func coded(m Memory, extents []kv.Extent, lo, hi int, room int64) (mid int, base int64) {
 	mid, base = lo, extents[lo].Off&^(pieceformat.Page-1)
 	f, ok := m.(flaggedMemory)

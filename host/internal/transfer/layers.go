@@ -12,8 +12,9 @@ import (
 // The layout decides where a layer is in a file. If it keeps a layer's pages together, as the built-in one does,
 // each chunk and layer costs one read; otherwise it costs more reads.
 type Layers struct {
-	// Landed runs once for each layer, in order, when neither it nor an earlier layer is being copied: its pages in
-	// every chunk that is not in failed hold verified bytes. It does not run after the job's Done.
+	// Landed runs once for each layer, in order, when the copies of that layer and of all earlier ones have ended. The
+	// layer's pages of every chunk that is not in failed then have verified bytes. Landed does not run after the job's
+	// Done.
 	Landed func(layer uint32, failed []int)
 }
 

@@ -37,8 +37,8 @@ _SETTINGS = ("config.json", "params.json", "*quant*.json", "*process*.json", "*.
 
 
 def version(folder: str) -> bytes:
-    """Returns a value that changes whenever an adapter's files do. It is made from the results of stat, not from the
-    bytes."""
+    """Returns a value that changes whenever an adapter's files change. It is computed from the results of stat, and
+    not from the files' bytes."""
     h = hashlib.blake2b(digest_size=16)
     for name in _adapter_files(folder):
         with _readable(folder):

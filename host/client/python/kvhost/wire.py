@@ -231,8 +231,8 @@ def _listener(s: socket.socket) -> tuple[int, int]:
 
 
 def _foreign(uid: int, path: str) -> str:
-    """Returns the reason for which a user must not be the host's. It is "" for root, this process's user, a named
-    user, and a user whom root has given the directory."""
+    """Returns the reason not to trust a host of a user. It is "" for root, for this process's user, for a user that
+    the environment names, and for a user to whom root has given the directory."""
     if uid in (0, os.geteuid()) or str(uid) in os.environ.get(HOST_USER, "").split(",") or _given(os.path.dirname(path), uid):
         return ""
     return (

@@ -145,8 +145,8 @@ type Refusal struct {
 	kind error
 }
 
-// newRefusal returns the refusal with a text of the child. It matches the error of package meter that the text begins
-// with.
+// newRefusal returns the refusal with a text of the child. errors.Is matches it with the error of package meter that
+// the text contains.
 func newRefusal(text string) *Refusal {
 	for _, kind := range []error{meter.ErrMalformed, meter.ErrOpcode, meter.ErrReserved, meter.ErrStart, meter.ErrLimit} {
 		if strings.Contains(text, kind.Error()) {

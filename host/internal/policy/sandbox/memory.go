@@ -67,9 +67,9 @@ const populateStep = 4 * hugePage
 // madvise is a variable so that tests can watch it.
 var madvise = unix.Madvise
 
-// populate faults in the pages of a memory that may have huge ones. The first use of such a page takes a tenth of a
-// millisecond, but costs the guest the fuel of one load: 0.2 s for 40,000 units in 4 GiB. Memory that grows by less
-// pays more fuel for growing.
+// populate faults in the pages of a memory that may have huge pages. Otherwise the guest's first access to such a page
+// would take a tenth of a millisecond for the fuel of one load: in 4 GiB, 0.2 s for 40,000 units. Memory that grows in
+// smaller steps pays for its pages with the fuel of growing.
 func populate(memory []byte) {
 	if len(memory) < hugeFrom {
 		return

@@ -111,7 +111,7 @@ func (s *Set) Evict(m Mark, unlink func(*Eviction)) {
 	s.Unlock()
 }
 
-// Release removes bytes of an entry that is being removed from the account, because the file is booked elsewhere. It removes at
+// Release takes bytes of an entry that is being removed out of the account, because the file is booked elsewhere. It takes at
 // most the bytes of the entry, and returns their number.
 func (s *Set) Release(v *Eviction, most int64) int64 {
 	n := min(most, s.Index.Bytes(v.Slot))

@@ -33,8 +33,8 @@ class Event:
 class EventBatch:
     """Some events, to be applied in order.
 
-    The batches of a snapshot list the resident chunks: at the first of them, forget all earlier ones. ``after`` is the
-    position to resume at after this batch; None within a snapshot."""
+    The batches of a snapshot list the resident chunks. At the first batch of a snapshot, forget all earlier chunks.
+    ``after`` is the position at which to resume after this batch; None within a snapshot."""
 
     events: list[Event]
     snapshot: bool

@@ -14,8 +14,8 @@ __all__ = ["KvhostConnector", "register"]
 def register() -> None:
     """Makes ``KvhostConnector`` known to vLLM by its name alone, and the tier ``kvhost`` to vLLM's offloading.
 
-    vLLM calls this as a plugin in each of its processes. Importing the connector calls it, too: MultiConnector's
-    statistics name a connector's class, whatever way it was loaded."""
+    vLLM calls this as a plugin in each of its processes. The import of the connector calls it, too, since
+    MultiConnector's statistics need the name even if the class was loaded by its module's path."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     try:

@@ -1,10 +1,9 @@
 """LoRA adapters by content.
 
-An adapter's name, number and path do not identify its weights: its files may be replaced, and the engine computes with
-the files that it has read, before or after that. So the workers record the version of the files that the engine has
-loaded. The scheduler reads the files, and their content is part of the keys as long as they have that version. If the
-engine has not loaded the adapter yet, the workers compare the version when it has. Requests with another version are
-computed and not stored."""
+An adapter's name, number and path do not identify its weights: its files may be replaced, and the engine may have
+read them before or after that. So the workers record the version of the files that the engine has loaded. The
+scheduler reads the files, and uses their content in keys as long as they have that version. If the engine loads the
+adapter only later, the workers compare the version then. Requests with another version are computed and not stored."""
 
 from __future__ import annotations
 
@@ -142,12 +141,12 @@ class Adapters:
         return Asked(self._readers.submit(self._read, lora, local or self._of_hub(lora), not local))
 
     def _of_hub(self, lora: Any) -> str:
-        """The folder that the engine has loaded a repository from."""
+        """Returns the folder from which the engine has loaded a repository."""
         loaded = (a.get(lora.lora_int_id) for a in self._loaded.values())
         return next((x.folder for x in loaded if x is not None and x.path == lora.lora_path), "")
 
     def _read(self, lora: Any, folder: str, of_hub: bool) -> Content | None:
-        """On a thread of its own."""
+        """Reads the files, on a thread for that."""
         name = f"LoRA adapter {lora.lora_name!r}"
         try:
             if getattr(lora, "tensorizer_config_dict", None):
@@ -167,9 +166,9 @@ class Adapters:
         return Content(lora.lora_int_id, files, key, of_hub)
 
     def agrees(self, lora: Any, content: Content | None, computed: int) -> bool:
-        """Whether KV of this content agrees with the engine's KV for the adapter, of which ``computed`` tokens are
-        in its own cache. That cache knows an adapter by its name, and keeps KV that other weights of this name
-        computed."""
+        """Whether KV of this content agrees with the engine's own KV for the adapter, which has ``computed`` tokens
+        in the engine's cache. That cache identifies an adapter by its name, so it may have KV that other weights of
+        this name computed."""
         if content is None or not self.current(content):
             return False
         alone = self._note(lora.lora_name, content.version)

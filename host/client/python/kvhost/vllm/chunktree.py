@@ -21,7 +21,7 @@ class ChunkTree:
     host has all parts of it and of every chunk before it. :meth:`take` returns the chunks that became reachable,
     parents before their children, and those that ceased to be. The others are kept: the host may get them again.
 
-    Any thread may ask whether a key is known. Everything else belongs to one thread."""
+    ``in`` may be used on any thread, all methods only on one."""
 
     #: Bytes of a chunk besides its events, as measured.
     OVERHEAD = 1000
@@ -47,8 +47,8 @@ class ChunkTree:
     # ---- chunks ------------------------------------------------------------------------------------------------------
 
     def add(self, key: bytes, chunk: Chunk) -> None:
-        """Adds a new chunk. A prompt's first chunk replaces another one of its name: routers cannot distinguish
-        them, and the engine does not use the other any more (an adapter was replaced in place)."""
+        """Adds a new chunk. A prompt's first chunk replaces an older one of the same name: routers cannot
+        distinguish the two, and the engine no longer uses the older one (its adapter's files were replaced)."""
         if chunk.parent:
             self._children.setdefault(chunk.parent, set()).add(key)
         else:

@@ -101,7 +101,7 @@ class FailedLoads:
 
     @property
     def recoverable(self) -> bool:
-        """Whether the engine can start a request over."""
+        """Whether the engine can restart a request."""
         return TransferResults is not None or self._scheduler is not None
 
     def recomputes(self, policy: str) -> bool:
@@ -111,7 +111,7 @@ class FailedLoads:
 
     @property
     def preempts(self) -> bool:
-        """Whether running requests can be started over, as is needed after a failed load inside a step."""
+        """Whether running requests can be restarted. A failed load inside a step needs that."""
         if not self._by_block or self._scheduler is None:
             return False
         scheduler, preempt = self._scheduler, getattr(self._scheduler, "_preempt_request", None)
@@ -157,8 +157,8 @@ class FailedLoads:
         manager.evict_blocks(broken)
 
     def restart(self, failed: Sequence[Any], abandoned: Sequence[Any]) -> None:
-        """Starts failed requests over. Call it from ``update_connector_output``, before the engine counts the
-        requests as loaded."""
+        """Restarts failed requests. Call it from ``update_connector_output``, before the engine counts the requests
+        as loaded."""
         if TransferResults is not None:
             return
         for request in [*abandoned, *(() if self._by_block else failed)]:
@@ -167,15 +167,16 @@ class FailedLoads:
 
 
 def offloaded(kv_cache_config: Any) -> Sequence[int]:
-    """Returns the KV cache groups with blocks that the engine finds again by their tokens. From 0.32 on there are
-    others: scratch of a request, and windows that the engine computes anew after a hit."""
+    """Returns the KV cache groups with blocks that the engine can find by their tokens. From 0.32 on there are also
+    groups without such blocks: temporary memory of a request, and windows that the engine computes again after a
+    hit."""
     ids: Sequence[int] | None = getattr(kv_cache_config, "prefix_cacheable_group_ids", None)
     return range(len(kv_cache_config.kv_cache_groups)) if ids is None else ids
 
 
 def continues(vllm_config: Any) -> bool:
-    """Whether the engine computes the same tokens after a cached prefix. 0.32 does not if it turns its own prefix
-    cache off, which it does for MLA on a processor without AMX."""
+    """Whether a cached prefix leaves the tokens after it unchanged. In vLLM 0.32 it does not if vLLM has disabled
+    its own prefix cache, as for MLA on a processor without AMX."""
     on_cpu = vllm_config.device_config.device_type == "cpu"
     mla = getattr(vllm_config.model_config, "use_mla", False)
     return not (on_cpu and mla and not vllm_config.cache_config.enable_prefix_caching)
@@ -188,8 +189,8 @@ def shards(spec: Any, parallel_config: Any) -> int:
 
 
 def replicated(spec: Any, parallel_config: Any) -> bool:
-    """Whether every rank of a stage holds the same bytes of a layer. From 0.32 on the layer's spec says so; before,
-    only the latent vectors of MLA were equal on all ranks."""
+    """Whether every rank of a stage holds the same bytes of a layer. From 0.32 on the layer's spec has the answer.
+    Before, only the latent vectors of MLA were equal on all ranks."""
     if shards(spec, parallel_config) > 1:
         return False
     return bool(spec.max_tp_shards == 1 if hasattr(spec, "max_tp_shards") else "MLA" in type(spec).__name__)
@@ -298,10 +299,11 @@ def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
 
 
 class Clearings:
-    """Detects that the engine has emptied its prefix cache, and so publishes that routers should forget the engine.
+    """Detects that the engine has emptied its prefix cache. The engine's event then makes routers forget the engine's
+    blocks.
 
-    Connectors do not see ``reset_prefix_cache`` unless it empties their cache as well. After it the block pool has
-    another table of cached blocks, which is how it is detected."""
+    vLLM does not tell connectors about ``reset_prefix_cache`` unless it empties their cache as well. But the block
+    pool then has another table of cached blocks, which this class looks for."""
 
     def __init__(self) -> None:
         self._pool: Any = None
@@ -346,8 +348,8 @@ def describes_events() -> bool:
 
 
 def reset_past_holds(block_pool: Any, let_go: Callable[[], AbstractContextManager[None]]) -> None:
-    """Lets the engine empty its prefix cache while blocks are held for the host. The engine refuses while a block
-    has a reference, and its callers fail; a stopped host could keep the references for any time."""
+    """Lets the engine empty its prefix cache while blocks are held for the host. Otherwise the engine refuses while
+    a block has a reference, its callers fail, and a stopped host could keep the references for any time."""
     plain = block_pool.reset_prefix_cache
 
     @functools.wraps(plain)
@@ -460,8 +462,8 @@ def positions(req_context: Any) -> Mapping[Any, int]:
 
 
 def set_aside(offloading_spec: Any, load: Any) -> bool:
-    """Gives the rows of a tier's load keys of no request. Requests then find their chunks missing and go on, and
-    vLLM does not use the rows until the load is answered as failed. Returns whether this vLLM allows it."""
+    """Renames the rows of a tier's load to keys that no request has. Requests then find their chunks missing and go
+    on, and vLLM does not use the rows until the load is answered as failed. Returns whether this vLLM allows it."""
     policy: Any = getattr(getattr(getattr(offloading_spec, "_manager", None), "primary_tier", None), "_policy", None)
     why, keys, placed = "", load.keys, []
     chunks: dict[bytes, Any] = {}
@@ -500,8 +502,8 @@ def _insertion(policy: Any, load: Any) -> Callable[[Any, Any], None]:
 
 
 def leave_rows(offloading_spec: Any, rows: Callable[[], Collection[int]]) -> bool:
-    """When vLLM empties the CPU tier, keeps the rows out of use that ``rows`` returns then, since an unanswered load
-    may still write to them. Returns whether this vLLM allows it."""
+    """Keeps rows out of use when vLLM empties the CPU tier, since an unanswered load may still write to them.
+    ``rows`` then returns those rows. Returns whether this vLLM allows it."""
     tier = getattr(getattr(offloading_spec, "_manager", None), "primary_tier", None)
     total, taken = _row_counts(tier)
     if not total:
@@ -523,13 +525,13 @@ def leave_rows(offloading_spec: Any, rows: Callable[[], Collection[int]]) -> boo
 
 
 def give_back_rows(offloading_spec: Any, rows: Iterable[int]) -> None:
-    """Lets vLLM use rows again that :func:`leave_rows` has kept."""
+    """Returns rows to vLLM that :func:`leave_rows` has kept out of use."""
     offloading_spec._manager.primary_tier._free_list.extend(rows)
 
 
 def _row_counts(tier: Any) -> tuple[int, str]:
-    """Returns the number of rows of a CPU tier, and the name of the attribute that counts the rows ever taken; 0 if
-    they are not known."""
+    """Returns the number of rows of a CPU tier, and the name of the attribute that counts all rows taken so far. The
+    number is 0 if it is not known."""
     if isinstance(getattr(tier, "_free_list", None), list):
         for total, taken in (("_num_chunks", "_num_allocated_chunks"), ("_num_blocks", "_num_allocated_blocks")):  # 0.26
             if hasattr(tier, total) and hasattr(tier, taken):
@@ -539,8 +541,8 @@ def _row_counts(tier: Any) -> tuple[int, str]:
 
 def row_tensors(kv_cache_config: Any, groups: Sequence[int]) -> list[tuple[int, dict[str, int]]] | None:
     """Returns the tensors of vLLM's offloading in their order in a row: the bytes of a block, and the bytes that
-    each layer uses. Layers of several groups share a tensor. None if they are not known: layers lie side by side
-    in a block, or the layers of a group differ, of which the scheduler sees only one."""
+    each layer uses. Layers of several groups share a tensor. Returns None if the tensors are not known: layers lie
+    side by side in a block, or the layers of a group differ, since the scheduler sees only one of them."""
     specs: dict[str, Any] = {}
     for at in groups:
         group = kv_cache_config.kv_cache_groups[at]

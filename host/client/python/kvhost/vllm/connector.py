@@ -191,7 +191,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
                      ", ".join(map(str, shared.sharing)))
 
     def _registered(self, namespace: Namespace) -> None:
-        """On the link's thread."""
+        """Runs on the link's thread."""
         self._registration = Registration(namespace)
 
     def _step_layers(self, groups: Sequence[GroupRegions]) -> StepLayers | None:
@@ -206,7 +206,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def _may_load_in_step(self) -> bool:
-        """Both halves must agree."""
+        """Whether loads may run inside a step. Both halves of the connector must get the same answer."""
         config = self._vllm_config
         return (
             self._settings.load_in != "beside"

@@ -13,7 +13,7 @@ MAX_PARTS = 256
 
 @dataclass(frozen=True)
 class Pages:
-    """One run of bytes per block: that of block b is at ``offset + b * stride`` from the tensor's first byte."""
+    """One run of bytes per block. The run of block b is at ``offset + b * stride`` from the tensor's first byte."""
 
     offset: int
     stride: int

@@ -155,9 +155,9 @@ def forbids(request: Any, act: str) -> bool:
 
 
 def of_client(request: Any, reason: EndReason | None = None) -> Hints:
-    """Returns a request's end reason and return time with the client's hints, ``kv_transfer_params: {"kvhost":
-    {"tool_call": true, "return_seconds": 30}}``: the stop is a tool call, and the conversation is expected to
-    continue after 30 s. ``reason`` is the engine's; None if it gives none."""
+    """Returns the reason of a request's end and the expected time until its conversation continues. The client gives
+    them in ``kv_transfer_params: {"kvhost": {"tool_call": true, "return_seconds": 30}}``: the stop is a tool call,
+    and the conversation continues after 30 s. ``reason`` is the engine's reason, or None."""
     said = _said(request)
     if reason in (None, EndReason.STOP) and said.get("tool_call") is True:
         reason = EndReason.TOOL_CALL

@@ -5,9 +5,9 @@ the connector holds a reference of its own, as another request would. So no step
 host reads, and no request reads bytes that the host overwrites, even if the request of the job ends, is preempted or
 starts over.
 
-The engine cannot use a held block, and a request that waits for its load holds blocks and cannot run. vLLM schedules
-its queue in order and stops at the first request that finds no blocks. So the holds are bounded such that, once all
-running requests have ended,
+The engine cannot use a held block, and a request that waits for its load has blocks and cannot run. vLLM schedules its
+queue in order and stops at the first request that finds no blocks. So the holds have a bound. Once all running requests
+have ended,
 
 * every request with an ordered load finds the blocks for the rest of its tokens, and
 * the largest request finds all of its blocks, even if no load ever ends. This includes a request that waits for its
@@ -17,9 +17,8 @@ running requests have ended,
 
 The blocks of an unread store become free in any case, since the store is taken back (see kvhost.withdrawals).
 
-Connectors of one engine share its blocks and the bound, which counts the holds of all of them. A block that two hosts
-read counts for both.
-"""
+Connectors of one engine share its blocks and the bound, which counts the holds of all of them. A block that two
+hosts read counts for both."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ class Holds:
 
     @property
     def size(self) -> int:
-        """The engine's blocks. One of them is its null block."""
+        """The number of the engine's blocks. One of them is its null block."""
         return int(self._pool.num_gpu_blocks) - 1
 
     @property
@@ -181,8 +180,8 @@ class Holds:
 
     @contextmanager
     def let_go(self) -> Iterator[None]:
-        """A context without holds, in which the engine may reset its block pool. It must not give a block to a
-        request in it."""
+        """A context without holds, in which the engine may reset its block pool, but must not give a block to a
+        request."""
         held = [self._pool.blocks[b] for hold in self._holds.values() for b in hold.blocks]
         self._pool.free_blocks(reversed(held))
         try:

@@ -93,8 +93,8 @@ def adapters(lora_config: Any) -> str:
 
 
 def weighed(space: Namespace, vllm_config: Any) -> Namespace:
-    """Returns a namespace with the identity of the model's weights, and of those of its draft model, which has KV,
-    too. It reads some or all of the files, so it must not run on the engine's thread."""
+    """Returns a namespace with the identities of the weights of the model and of its draft model, which has KV, too.
+    It reads some or all of the files, so it must not run on the engine's thread."""
     model, load = vllm_config.model_config, vllm_config.load_config
     extra = {"weights": weights(model, load)}
     draft = getattr(vllm_config.speculative_config, "draft_model_config", None)

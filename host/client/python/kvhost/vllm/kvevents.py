@@ -61,9 +61,9 @@ class KVEvents:
         kinds: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``hash_tokens`` are those that one of a request's block hashes covers. ``open`` starts a stage's stream.
-        ``cleared`` tells whether the engine has made routers forget everything since it was called last. ``kinds`` are the
-        engine's names for the attention of its groups, which its own events have, too."""
+        """``hash_tokens`` is the number of tokens that a block hash covers. ``open`` starts a stage's stream.
+        ``cleared`` returns whether the engine has made routers forget everything since its last call. ``kinds`` are
+        the names of the groups' attention in the engine's own events."""
         self._groups = [g for g in groups if not g.window]
         self._at = {g.id: at for at, g in enumerate(self._groups)}
         self._hash_tokens, self._medium = hash_tokens, medium
@@ -80,7 +80,7 @@ class KVEvents:
         ]
 
     def _wanted(self, e: Event) -> bool:
-        """On a reader's thread."""
+        """Whether an event is of use. Runs on a reader's thread."""
         return e.group in self._at and e.key in self._tree
 
     def _part(self, stage: int, group: int) -> int:
@@ -146,8 +146,8 @@ class KVEvents:
     # ---- what the host says ------------------------------------------------------------------------------------------
 
     def take(self) -> list[KVCacheEvent]:
-        """Returns the events since the last call. The engine publishes them after its own, and so after an
-        AllBlocksCleared from before this call."""
+        """Returns the events since the last call. The engine publishes its own events first, among them an
+        AllBlocksCleared that was made before this call."""
         self._take_clearing()
         for stage, reader in enumerate(self._readers):
             for change in reader.take(self.MOST_TAKEN):

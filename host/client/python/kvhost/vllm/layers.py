@@ -30,11 +30,11 @@ class Gate(Protocol):
         """Records the end of the load. Runs on the receiving thread."""
 
     def wait(self, position: int, stopped: Callable[[], bool]) -> None:
-        """Makes later compute wait until the layer has landed, the load is over or abandoned, or the host is
+        """Makes later computation wait until the layer has landed, the load is over or abandoned, or the host is
         ``stopped``."""
 
     def give_up(self) -> None:
-        """Ends all waits of compute."""
+        """Ends all waits of computation."""
 
     def close(self, job: LoadJob) -> None:
         """Frees the gate, after the load's result was taken."""
@@ -51,7 +51,7 @@ class Gates(Protocol):
 
 
 class HostGate:
-    """On a processor."""
+    """The gate of a load to host memory. The engine's thread waits for the host's messages."""
 
     timeline = None
     missed = False
@@ -104,9 +104,9 @@ class HostGates:
 
 
 class DeviceGate:
-    """On a GPU. The stream waits for semaphores, and the host sends no message for a layer: a receiving thread that
-    takes the interpreter's lock for each message would delay the engine's thread, which launches the layer's
-    kernels."""
+    """The gate of a load to a GPU. The stream waits for semaphores, and the host sends no message for a layer. A
+    receiving thread would take the interpreter's lock for each message, and so delay the engine's thread, which
+    launches the layer's kernels."""
 
     on_layer = None
     missed = False  # the stream waits until the layer has landed or the load is abandoned

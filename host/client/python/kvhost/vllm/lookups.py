@@ -84,8 +84,8 @@ class RequestLookup:
         return any(at.level > 0 for stages in self._found for found in stages for at in found.levels)
 
     def parts(self, first: int, hit: int) -> list[tuple[int, float]]:
-        """Returns leading parts of a hit: (chunks, the host's estimate in seconds for loading those at or after
-        ``first``; 0: unknown). The last part is the whole hit."""
+        """Returns leading parts of a hit: (number of chunks, the host's estimate in seconds for a load of the chunks
+        at or after ``first``; 0: unknown). The last part is the whole hit."""
         ends = {hit}
         for g, stages in zip(self._groups, self._found, strict=True):
             if not g.window:

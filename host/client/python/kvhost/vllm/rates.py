@@ -1,4 +1,4 @@
-"""The choice of how much of a hit to load and how much to compute, from measured rates of both.
+"""The choice between loading and computing the parts of a hit, from measured rates of both.
 
 README.md states the rule. The time to compute a token is kept beyond the engine's life, for the same model and
 settings. The host measures the time of loads anew."""
@@ -34,7 +34,7 @@ class Rate:
 
 
 class Least:
-    """The least of some values. None was older than two spans of time when the last one was added."""
+    """The least of recent values. Values older than two spans of time drop out when a new one is added."""
 
     SPAN = 60.0
 
@@ -81,9 +81,9 @@ class LastLife:
 class PrefillRate:
     """Bounds of the seconds that the engine takes to compute one token of a long prompt.
 
-    Long prompts are computed in full steps, and a step of ``full`` tokens or more shows the rate. A shorter step takes
-    nearly as long as a full one. So its seconds per token are an upper bound. Its total time is less than that of a
-    full step, which gives a lower bound."""
+    Long prompts are computed in full steps, and a step of ``full`` tokens or more shows the rate. A shorter step
+    takes nearly as long as a full one. So its seconds per token are an upper bound. It takes less time in all
+    than a full step. So its time divided by ``full`` is a lower bound."""
 
     #: Seconds after which a measured rate only serves as a bound.
     FRESH_SECONDS = 300.0

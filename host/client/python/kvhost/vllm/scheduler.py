@@ -34,11 +34,11 @@ log = logging.getLogger("vllm.kvhost")
 _REMEMBERED = 1 << 16  # keys with bad bytes
 _ALL = 1 << 62  # above any request's number of chunks: no more of its chunks are stored
 _READ_SOON = 0.25  # seconds after which the host has usually read a store's blocks
-#: The least tokens that a step computes behind a load inside it. A step in which each request computes one token may
-#: run as one CUDA graph, which waits for the whole load before its first layer.
+#: Behind a load inside it, a step computes at least this many tokens. A step in which each request computes one token
+#: may run as one CUDA graph, which waits for the whole load before its first layer.
 _COMPUTED_BEHIND = 2
-#: Behind a load of at most this many bytes one token is left, and the step may be such a graph: waiting for the whole
-#: load takes less time than launching the layers one by one.
+#: Behind a load of at most this many bytes a step may compute one token, and so be such a graph: to wait for the whole
+#: load then takes less time than to launch the layers one by one.
 GRAPH_BYTES = 512 << 20
 #: States of a request that ended with the output of a step. The loads inside that step have then succeeded, since the
 #: engine would compute the step again otherwise. So all chunks of the request are stored, also those of the step that
@@ -280,10 +280,10 @@ class Scheduler:
         return t is not None and t.in_step
 
     def _inside(self, t: Tracked, lookup: RequestLookup, hit: int, computed: int) -> bool:
-        """Whether to load inside the step that computes behind the hit.
+        """Whether to load inside the step that computes the tokens behind the hit, and not between steps.
 
-        The request starts sooner, since the engine notices the end of a load between steps one step later. All other
-        requests of the step wait for the load."""
+        The request then starts one step sooner, since the engine notices the end of a load between steps only at the
+        next step. But all other requests of the step wait for the load."""
         if not self._in_step_allowed or self._settings.load_in == "step":
             return self._in_step_allowed
         if self._step_seconds is None and not self._ran - {t.request.request_id}:
@@ -367,9 +367,10 @@ class Scheduler:
         )
 
     def _soon_ready(self) -> bool:
-        """Whether requests should wait until :meth:`_ready`: the first attempt to connect is running, or the host is
-        there and some workers have not reported a session of its epoch yet. The report takes a step or two, which
-        the engine makes while its requests wait. They wait at most ``lookup_timeout``, once in each epoch."""
+        """Whether requests should wait until :meth:`_ready`. This is so during the first attempt to connect, and
+        while the host is there but some workers have not reported a session of its epoch. The report takes a step or
+        two, which the engine makes while its requests wait. They wait at most ``lookup_timeout``, once in each
+        epoch."""
         epoch = self._link.epoch
         if epoch < 0 and not self._link.starting:
             return False
@@ -414,7 +415,7 @@ class Scheduler:
         return take if take * self._chunk > computed else 0
 
     def allocated(self, request: Any, table: Sequence[Sequence[int]], external: int) -> None:
-        """Records that the request has blocks, and orders the load of ``external`` of its tokens."""
+        """Records that the request has blocks, and orders the load of the ``external`` tokens that the host has."""
         t = self._requests.get(request.request_id)
         if t is None:
             return
@@ -674,8 +675,9 @@ class Scheduler:
 
     @property
     def pending(self) -> bool:
-        """Whether the host may touch blocks, so that the engine must make steps, in which workers report that it is
-        done. Abandoned loads do not count: the engine can end, pause or sleep before a stopped host goes on."""
+        """Whether the host may touch blocks. The engine must then make steps, since workers report in them that the
+        host is done. Abandoned loads do not count, so that the engine can end, pause or sleep before a stopped host
+        goes on."""
         return self._holds.pending
 
     @property
@@ -693,8 +695,8 @@ class Scheduler:
         self._last_output = now
 
     def reported(self, report: WorkerReport) -> tuple[list[Any], list[Any]]:
-        """Records a report of the workers. Returns the requests with failed loads, and those with loads that the
-        host does not end, which must start over with other blocks."""
+        """Records a report of the workers. Returns the requests with failed loads, and the requests with loads that
+        the host does not end. The latter must restart with other blocks."""
         if report.epochs:
             self._worker_epochs |= report.epochs
         for key in report.stored:
@@ -731,8 +733,8 @@ class Scheduler:
                 self._took("notice", over[order], time.monotonic())
 
     def broken(self, report: WorkerReport) -> set[int]:
-        """Returns the cached blocks that failed loads inside steps left bad, and the blocks computed from them, also
-        by requests that shared bad blocks and have ended or were preempted."""
+        """Returns the cached blocks that failed loads inside steps did not fill, and the blocks computed from them.
+        Requests that shared bad blocks, and have ended or were preempted, may have computed some of those."""
         broken = set(report.broken)
         if broken:
             for blocks in (blocks for table in self._tables for blocks in table):
@@ -746,9 +748,9 @@ class Scheduler:
     def received(self, report: WorkerReport | None, received: set[str]) -> set[str]:
         """Returns the requests that have received their KV, given those that the engine has counted.
 
-        The engine merges the reports of all connectors. While a load runs here, a failure of another connector that
-        does not load the request would end its wait (NIXL in vLLM 0.26), and the engine would compute from blocks that
-        are not written yet."""
+        The engine merges the reports of all connectors. Another connector may report a failure for a request that it
+        does not load (NIXL in vLLM 0.26). While this connector loads the request, that report would end the
+        request's wait, and the engine would compute from blocks that are not written yet."""
         over = set()
         for request_id, ranks in (report.loaded if report is not None else {}).items():
             self._loading[request_id] -= ranks

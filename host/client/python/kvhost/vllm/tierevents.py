@@ -32,7 +32,7 @@ class TierEvents:
         self._reader = EventReader(open, limit=1 << 14, wanted=self._wanted, name="-tier")
 
     def _wanted(self, e: Event) -> bool:
-        """On the reader's thread."""
+        """Whether an event is of use. Runs on the reader's thread."""
         return (e.group, e.key) in self._known
 
     def offered(self, group: int, host_key: bytes, key: bytes) -> None:

@@ -80,7 +80,7 @@ class _Batch:
         self._used = False
 
     def over(self, seconds: float) -> bool:
-        """Whether it was answered, or the time is up, which counts as a miss of all keys."""
+        """Whether the lookup was answered, or its time is up. The latter counts as a miss of all keys."""
         if self._over:
             return True
         if self.pending.done():
@@ -102,7 +102,7 @@ class _Batch:
 
     @property
     def leased(self) -> bool:
-        """Whether its lease lasts long enough for a load."""
+        """Whether the lease of the lookup lasts long enough for a load."""
         usable = self._found is not None and self._found.lease and not self._used and not self.session.ended.is_set()
         return bool(usable) and time.monotonic() - self._answered < self.session.lease_seconds / 2
 
@@ -170,8 +170,8 @@ class TierJobs:
         set_aside: Callable[[int], bool] = lambda job: False, give_back: Callable[[Collection[int]], None] = lambda rows: None,
     ) -> None:
         """``key_bytes`` is the length of the block hashes. ``set_aside`` lets requests go on without a load, and
-        keeps its slots unused until it is answered; it returns whether that is possible. ``give_back`` gets the
-        rows that :meth:`drain` has left to the host when the host is done with them."""
+        keeps the load's slots unused until it is answered; it returns whether that is possible. :meth:`drain` leaves
+        rows to the host; ``give_back`` gets those with which the host is done."""
         self._set_aside, self._give_back, self._pulse = set_aside, give_back, Pulse(times.lookup, lambda: time.monotonic())
         self._stopped = False  # the host's process is stopped, and gets no messages
         self._last: PendingLookup | None = None  # the lookup that was sent last
@@ -399,7 +399,7 @@ class TierJobs:
         return True
 
     def _found(self, part: _Part) -> _Batch | None:
-        """Returns the lookup that has leased all of a load's slots. The part loses slots that are missing. None
+        """Returns the lookup that has leased all slots of a load. Slots without a chunk leave the part. Returns None
         while the answer is awaited, or if no slots are left, which ends the part."""
         batch = part.batch
         if not part.asked and (batch is None or not batch.leased):
@@ -437,8 +437,8 @@ class TierJobs:
         return seconds > self._times.load
 
     def _taken_back(self, part: _Part) -> bool:
-        """Takes a store back that the host has not read in time. The host then does not publish it. An older host
-        has the slots until it has cancelled the store."""
+        """Withdraws a store that the host has not read in time. The host then does not publish it. An older host
+        keeps the slots until it has cancelled the store."""
         job = part.running
         if not isinstance(job, StoreJob) or job.was_read or not (self._stopped or self._late(part)) or not job.withdraw():
             return False
