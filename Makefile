@@ -111,8 +111,8 @@ histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/internal/testkit/stor
 power-losses $(GO) test -timeout 0 ./host/internal/testkit/storetest -run 'TestHistories$$' -kind power-losses -time $(TORTURE)
 fuse-histories $(GO) test -timeout 0 ./host/internal/testkit/storetest -run TestHistoriesOnFUSE -time $(TORTURE)
 fuse $(GO) test -timeout 0 ./host/command -run TestRootOnFUSE -fuse.time $(TORTURE)
-model $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel -model.time $(TORTURE)
-model-bucket $(GO) test -timeout 0 ./host/internal/store/shared/bucket -run 'TestModel$$' -model.seeds 400
+model-directory $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel/directory -model.time $(TORTURE)
+model-bucket $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel/bucket -model.time $(TORTURE)
 kills $(GO) test -timeout 0 -run 'TestKillRounds$$' ./host/command -kill.rounds $(KILLS)
 kills-of-sizes $(GO) test -timeout 0 -run TestKillRoundsOfSizes ./host/command -kill.rounds $(KILLS)
 sizes $(GO) test -timeout 0 -run TestSizesHistories ./host/internal/server -sizes.time $(TORTURE)

@@ -16,17 +16,13 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
-	"github.com/kvhost/kvhost/host/internal/store/shared/bucket"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
 
 // audits lists the bucket of a [joint] owner, in scans and when the member requests it. A list finds pieces that a host stored
 // without a record before it died: other hosts cannot see the temporaries of a bucket.
-type audits struct {
-	root   *joint
-	member *bucket.Member
-}
+type audits struct{ root *joint }
 
 // objectFS is the part of a bucket's file system that a shared root needs in addition to files.
 type objectFS interface {
@@ -41,21 +37,18 @@ const patience = 5
 // requestsAtOnce is the maximum number of objects that are read or removed at a time.
 const requestsAtOnce = 16
 
-func (r *joint) bucketMember() (member, error) {
+func (r *joint) bucketMember() (*shared.Member, error) {
 	cfg := &r.root.cfg
 	files, ok := cfg.FS.(objectFS)
 	if !ok {
 		return nil, fmt.Errorf("%w: root %s is in no bucket", ErrConfig, cfg.Path)
 	}
-	m, err := bucket.New(bucket.Config{
+	m, err := shared.New(shared.Config{
 		Objects: files.Control(r.kept.Slash+shared.Dir, cfg.Lapse/patience), FS: r.kept.FS, Host: r.root.store.cfg.HostID,
 		Capacity: cfg.Capacity, Lapse: cfg.Lapse, Log: r.kept.Log, Unique: unique, Now: r.clock, Workers: requestsAtOnce,
 	}, backend{r})
 	if err == nil {
 		files.WriteWhile(m.Fresh)
-		r.set.Lock()
-		r.audits.member = m
-		r.set.Unlock()
 	}
 	return m, err
 }
@@ -87,13 +80,7 @@ func (a *audits) run(ctx context.Context) {
 // stored during the listing can arrive.
 func (a *audits) pass(ctx context.Context, while time.Duration) {
 	r := a.root
-	r.set.Lock()
-	m := a.member
-	r.set.Unlock()
-	if m == nil {
-		return
-	}
-	ticket := m.Audit()
+	ticket := r.member.Audit()
 	if ticket == 0 {
 		return
 	}
@@ -114,13 +101,13 @@ func (a *audits) pass(ctx context.Context, while time.Duration) {
 		case <-time.After(while):
 		}
 	}
-	var strays []bucket.Stray
+	var strays []shared.Stray
 	for rel, info := range unknown {
 		if _, known := a.slotOf(rel, named); !known {
-			strays = append(strays, bucket.Stray{Path: r.kept.Slash + rel, Info: info})
+			strays = append(strays, shared.Stray{Path: r.kept.Slash + rel, Info: info})
 		}
 	}
-	m.Audited(ticket, strays)
+	r.member.Audited(ticket, strays)
 }
 
 // list calls found for all objects except the store's own ones.

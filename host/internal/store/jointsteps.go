@@ -39,12 +39,12 @@ type joint struct {
 	scans *recovery
 	began time.Time
 
-	newMember func() (member, error)
+	newMember func() (*shared.Member, error)
 	walk      func(ctx context.Context, c *scan) error // scans every file
 	confirms  bool                                     // walk forgets entries without files, so that entries may outlive a membership
 	audits    *audits                                  // set for a bucket
-	member    member
-	ended     chan struct{} // closed when the steps have ended
+	member    *shared.Member                           // set by join
+	ended     chan struct{}                            // closed when the steps have ended
 	stop      context.CancelFunc
 	gate      []io.Closer // locks held until this host has joined the others
 
@@ -65,28 +65,6 @@ type joint struct {
 	waiting  int // puts that wait for credit
 	// removed holds entries that were removed since the running scan began. It is nil if no scan is running.
 	removed map[shared.ID]bool
-}
-
-// member is this host's part in the protocol of the hosts that share a root: see [shared.Member] and [bucket.Member].
-type member interface {
-	Step() error
-	Leave() error
-	Wake()
-	Wakeups() <-chan struct{}
-	Fresh() bool
-	Ticket() uint64
-	Scanned(ticket uint64)
-	Stats() shared.Stats
-
-	Take(bytes int64) (shared.Credit, bool)
-	Holds(credit shared.Credit) bool
-	Give(credit shared.Credit)
-	More() <-chan struct{}
-
-	Temp(name string, credit shared.Credit) (string, error)
-	Publish(temp, target string, r shared.Record, credit *shared.Credit) error
-	Touch(fingerprint uint64)
-	ReportDamaged(r shared.Record)
 }
 
 // met identifies a file of an entry by its path below the root.
@@ -131,7 +109,7 @@ func unique() uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-func (r *joint) directoryMember() (member, error) {
+func (r *joint) directoryMember() (*shared.Member, error) {
 	return shared.New(shared.Config{
 		Dir: r.kept.Path, Host: r.root.store.cfg.HostID, Capacity: r.root.cfg.Capacity, Lapse: r.root.cfg.Lapse,
 		FS: r.kept.FS, Log: r.kept.Log, Unique: unique, Now: r.clock,

@@ -42,13 +42,29 @@ type Backend interface {
 	Identify(temp string, info staging.Info) (Record, error)
 }
 
+// Objects is the store of the protocol's own objects in a bucket. Names are relative to [Dir].
+type Objects interface {
+	// Get reads an object and its version. data is nil if the version is known.
+	Get(name, known string) (data []byte, version string, err error)
+	// Put writes an object. over is the version that it replaces; if over is empty, the object must not exist. Put returns
+	// fs.ErrExist or fs.ErrNotExist if that condition fails. After any other error the object may have been written, or may
+	// still be.
+	Put(name string, data []byte, over string) (version string, err error)
+	Remove(name string) error
+	// List returns the objects directly below name with their versions, and the names that have objects below them with an
+	// empty version.
+	List(name string) (versions map[string]string, err error)
+}
+
 type Config struct {
-	Dir      string // the root
-	Host     string // [a-z0-9]+, unique among the running hosts
+	Dir      string     // the root
+	FS       staging.FS // holds the pieces and, in a directory, the files of the protocol
+	Objects  Objects    // nil unless the root is in a bucket
+	Host     string     // [a-z0-9]+, unique among the running hosts
 	Capacity int64
 	Lapse    time.Duration // the time without a heartbeat after which a host is declared dead
-	LogBytes int64         // size at which a log is rotated; 1 MiB if 0
-	FS       staging.FS
+	LogBytes int64         // size at which a log is rotated, in a directory; 1 MiB if 0
+	Workers  int           // number of concurrent requests, in a bucket
 	Log      *slog.Logger
 	Unique   func() uint64        // never returns the same number twice
 	Now      func() time.Duration // monotonic; its origin does not matter
@@ -64,7 +80,7 @@ func (c *Config) complete() error {
 	if c.FS == nil {
 		c.FS = staging.Below(c.Dir)
 	}
-	if c.Dir == "" || c.Host == "" || strings.ContainsAny(c.Host, "./") || c.Capacity <= 0 || c.Lapse <= 0 ||
+	if c.Dir == "" && c.Objects == nil || c.Host == "" || strings.ContainsAny(c.Host, "./") || c.Capacity <= 0 || c.Lapse <= 0 ||
 		c.Unique == nil || c.Now == nil {
 		return fmt.Errorf("%w: root %q, host %q, capacity %d, lapse %s", ErrConfig, c.Dir, c.Host, c.Capacity, c.Lapse)
 	}

@@ -22,7 +22,7 @@ type hands struct {
 	*world
 	t       *testing.T
 	a, b, c *node
-	fails   map[*node]func(name string) error // of opening or removing a file, and after a rename to a name
+	broken  map[*node]func(name string) error // of opening or removing a file, and after a rename to a name
 	boots   uint64
 }
 
@@ -37,7 +37,7 @@ type failingFS struct {
 }
 
 func (f failingFS) OpenFile(name string, flag int, perm os.FileMode) (staging.File, error) {
-	if fail := f.s.fails[f.proc.(*node)]; fail != nil {
+	if fail := f.s.broken[f.proc.(*node)]; fail != nil {
 		if err := fail(name); err != nil {
 			return nil, err
 		}
@@ -46,7 +46,7 @@ func (f failingFS) OpenFile(name string, flag int, perm os.FileMode) (staging.Fi
 }
 
 func (f failingFS) Remove(name string) error {
-	if fail := f.s.fails[f.proc.(*node)]; fail != nil && fail(name) != nil {
+	if fail := f.s.broken[f.proc.(*node)]; fail != nil && fail(name) != nil {
 		return fail(name)
 	}
 	return f.hostFS.Remove(name)
@@ -54,7 +54,7 @@ func (f failingFS) Remove(name string) error {
 
 func (f failingFS) Rename(from, to string) error {
 	err := f.hostFS.Rename(from, to)
-	if fail := f.s.fails[f.proc.(*node)]; err == nil && fail != nil {
+	if fail := f.s.broken[f.proc.(*node)]; err == nil && fail != nil {
 		err = fail(to)
 	}
 	return err
@@ -63,8 +63,7 @@ func (f failingFS) Rename(from, to string) error {
 // byHand runs a test's history with hosts that have met.
 func byHand(t *testing.T, history func(s *hands)) {
 	t.Helper()
-	s := &hands{world: newWorld(1), t: t, fails: map[*node]func(string) error{}}
-	s.dirs["/r/p"] = true
+	s := &hands{world: newWorld(1), t: t, broken: map[*node]func(string) error{}}
 	s.Start("test", nil, func(*scheduler.Thread) error {
 		s.a, s.b, s.c = s.boot("a"), s.boot("b"), s.boot("c")
 		for s.a.Stats().State != Active {
@@ -91,14 +90,16 @@ func byHand(t *testing.T, history func(s *hands)) {
 	}
 }
 
+func (s *hands) dir(n *node) *directory { return n.medium.(*directory) }
+
 func (s *hands) boot(id string) *node {
-	n := &node{w: s.world, index: map[kv.Key]*item{}}
-	n.fs = hostFS{n, s.world}
+	n := &node{s: s.Scheduler, place: s.world, index: map[kv.Key]*item{}}
+	n.files = failingFS{hostFS{n, s.world}, s}
 	s.boots++
 	unique := s.boots << 32
 	var err error
 	n.Member, err = New(Config{
-		Dir: "/r", Host: id, Capacity: modelCapacity, Lapse: modelLapse, FS: failingFS{n.fs, s},
+		Dir: "/r", Host: id, Capacity: modelCapacity, Lapse: modelLapse, FS: n.files,
 		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return s.Now },
 	}, damagedBackend{n})
 	testenv.NoError(s.t, err)
@@ -114,7 +115,7 @@ func (s *hands) round(list ...*node) {
 			n.scan(t)
 		}
 		for k, i := range n.index {
-			if n.listed() && i.grantable() && s.files[keyPath(k)] == nil {
+			if s.promises(n) && i.grantable() && s.files[s.path(k)] == nil {
 				s.t.Errorf("%s would grant %d, which is gone", n.name, k[0])
 			}
 		}
@@ -140,7 +141,7 @@ func (s *hands) before(op, suffix string, do func()) {
 
 // store has a host publish an entry that it has not logged yet.
 func (s *hands) store(n *node, k kv.Key) {
-	if err := n.put(k); err != nil || s.files[keyPath(k)] == nil {
+	if err := n.put(k); err != nil || s.files[s.path(k)] == nil {
 		s.t.Errorf("%s cannot store: %v", n.name, err)
 	}
 }
@@ -153,7 +154,7 @@ func (s *hands) condemn(k kv.Key) {
 
 // until makes rounds until an entry is gone.
 func (s *hands) until(k kv.Key, list ...*node) {
-	for rounds := 0; s.files[keyPath(k)] != nil; rounds++ {
+	for rounds := 0; s.files[s.path(k)] != nil; rounds++ {
 		if s.round(list...); rounds > 100 {
 			s.t.Fatal("the victim is not removed")
 		}
@@ -169,14 +170,14 @@ func TestVictimIsNotLearnedLate(t *testing.T) {
 			s.store(s.c, k)
 			s.round(s.c)
 			s.condemn(k)
-			s.fails[s.b] = func(name string) error {
-				if strings.HasPrefix(name, s.c.dir+"/log") {
+			s.broken[s.b] = func(name string) error {
+				if strings.HasPrefix(name, s.dir(s.c).dir+"/log") {
 					return pathErr("open", name, unix.ESTALE)
 				}
 				return nil
 			}
 			s.rounds(3, s.b, s.c, s.a)
-			s.fails[s.b] = nil
+			s.broken[s.b] = nil
 			s.until(k, s.b, s.c, s.a)
 			s.round(s.b, s.c, s.a)
 		})
@@ -196,7 +197,7 @@ func TestVictimIsNotLearnedLate(t *testing.T) {
 			s.condemn(k)
 			s.rounds(5, s.b, s.a) // c falls silent first
 			s.before("readdir", "/journal", func() {
-				s.fails[s.c] = func(name string) error {
+				s.broken[s.c] = func(name string) error {
 					if strings.HasSuffix(name, "/status.new") {
 						return pathErr("open", name, unix.EIO)
 					}
@@ -224,8 +225,8 @@ func TestTouchesReachTheOthers(t *testing.T) {
 				t.Errorf("%s has learned of touches of %d, want %d", n.name, n.touched, want)
 			}
 		}
-		if s.b.out.file != 0 {
-			t.Errorf("the log has begun %d more files for one record, want none", s.b.out.file)
+		if s.dir(s.b).out.file != 0 {
+			t.Errorf("the log has begun %d more files for one record, want none", s.dir(s.b).out.file)
 		}
 	})
 }
@@ -234,11 +235,12 @@ func TestTouchesReachTheOthers(t *testing.T) {
 func TestDecisionsAreInOrder(t *testing.T) {
 	byHand(t, func(s *hands) {
 		term := s.a.term
-		first, second := term.propose(batch{forget: "first"}), term.propose(batch{forget: "second"})
-		testenv.NoError(t, term.writeBatches())
-		for _, p := range term.peers {
-			p.status.Vetoes = map[uint64][]int{second: nil} // each has acknowledged this one alone
+		first, second := term.propose(&proposal{forget: "first"}), term.propose(&proposal{forget: "second"})
+		testenv.NoError(t, term.write())
+		for _, p := range s.a.peers {
+			p.Vetoes = map[uint64][]int{second: nil} // each has acknowledged this one alone
 		}
+		s.a.Acknowledge(second, nil)
 		testenv.NoError(t, term.decideAll())
 		if term.batches[first].decided || term.batches[second].decided {
 			t.Errorf("decided: %t and %t, want neither before the first is acknowledged", term.batches[first].decided,
@@ -250,7 +252,7 @@ func TestDecisionsAreInOrder(t *testing.T) {
 // TestALifeThatEnded: the others do not wait for one of a host that began anew, nor for an evictor that has left.
 func TestALifeThatEnded(t *testing.T) {
 	byHand(t, func(s *hands) {
-		if s.round(s.boot("c")); s.c.listed() {
+		if s.round(s.boot("c")); s.promises(s.c) {
 			t.Errorf("%s is counted on after its host began anew, want it given up", s.c.name)
 		}
 		testenv.NoError(t, s.a.Leave())
@@ -282,12 +284,12 @@ func TestADecisionStands(t *testing.T) {
 		s.store(s.c, first)
 		s.store(s.c, second)
 		s.round(s.c)
-		s.fails[s.a] = func(name string) error {
+		s.broken[s.a] = func(name string) error {
 			if !strings.Contains(name, "/journal/d") || strings.HasSuffix(name, ".new") {
 				return nil
 			}
 			s.round(s.b, s.c)
-			s.fails[s.a] = nil
+			s.broken[s.a] = nil
 			return pathErr("rename", name, unix.EIO)
 		}
 		for _, k := range []kv.Key{first, second} {
@@ -305,7 +307,7 @@ func TestADeadLogIsReadToItsEnd(t *testing.T) {
 		s.before("rename", "/hosts/"+name, func() { _ = s.c.Step() }) // it writes its log in the last moment
 		for range 40 {
 			s.round(s.b, s.a)
-			if p := s.a.term.peers[name]; (p == nil || p.swept) && s.a.index[k] == nil {
+			if p := s.a.term.accounts[name]; (p == nil || p.swept) && s.a.index[k] == nil {
 				t.Fatalf("the evictor counts on nothing more of %s, and has not read of %d", name, k[0])
 			}
 		}
@@ -318,10 +320,11 @@ func TestADeadLogIsReadToItsEnd(t *testing.T) {
 // TestALinkIsLate: a publication is found that happened after the first look at it.
 func TestALinkIsLate(t *testing.T) {
 	byHand(t, func(s *hands) {
-		d := doubt{temp: s.c.dir + "/t/late", target: "/r/p/late"}
-		testenv.OK(t, s.c.tree.put(d.temp, status{}))
-		s.before("remove", d.temp, func() { testenv.NoError(t, s.c.fs.Link(d.temp, d.target)) })
-		if there, err := d.happened(&s.c.tree); !there || err != nil {
+		c := s.dir(s.c)
+		d := doubt{temp: c.dir + "/t/late", target: "/r/p/late"}
+		testenv.OK(t, c.put(d.temp, status{}))
+		s.before("remove", d.temp, func() { testenv.NoError(t, s.c.files.Link(d.temp, d.target)) })
+		if there, _, err := c.happened(&d); !there || err != nil {
 			t.Errorf("a link that was made between two looks: found %t, error %v, want it", there, err)
 		}
 	})
@@ -331,11 +334,12 @@ func TestALinkIsLate(t *testing.T) {
 // write it says so. A reader that is far behind gets all.
 func TestALogGoesOn(t *testing.T) {
 	byHand(t, func(s *hands) {
+		c := s.dir(s.c)
 		w, list := writer{file: logKept - 1, size: 1}, []Record{{Op: Damaged, Key: modelKey(1), Names: []pieceformat.Name{{Path: "a"}}}}
 		again := w
 		s.store(s.c, modelKey(46))
-		s.fails[s.c] = func(name string) error {
-			if strings.HasPrefix(name, s.c.dir+"/log.") {
+		s.broken[s.c] = func(name string) error {
+			if strings.HasPrefix(name, s.dir(s.c).dir+"/log.") {
 				return pathErr("open", name, unix.EIO)
 			}
 			return nil
@@ -343,17 +347,17 @@ func TestALogGoesOn(t *testing.T) {
 		if err := s.c.Step(); !errors.Is(err, unix.EIO) {
 			t.Errorf("a step without a log: error %v, want %v", err, unix.EIO)
 		}
-		if err := w.append(&s.c.tree, s.c.dir, 1, list); !errors.Is(err, unix.EIO) || w != again {
+		if err := w.append(&c.tree, c.dir, 1, 0, list); !errors.Is(err, unix.EIO) || w != again {
 			t.Errorf("with a file that stays: error %v and %+v, want %v and %+v", err, w, unix.EIO, again)
 		}
-		s.fails[s.c] = nil
-		if err := w.append(&s.c.tree, s.c.dir, 1, list); err != nil || s.files[logName(s.c.dir, logKept)] == nil {
+		s.broken[s.c] = nil
+		if err := w.append(&c.tree, c.dir, 1, 0, list); err != nil || s.files[logName(c.dir, logKept)] == nil {
 			t.Errorf("tried again: error %v, log %+v, want the next file", err, w)
 		}
 		const many = 3*1024 + 7
 		count := 0
-		testenv.NoError(t, (&writer{}).append(&s.c.tree, "/r/p", logFull, slices.Repeat(list, many)))
-		if err := (&tail{}).follow(&s.c.tree, "/r/p", func(*Record) { count++ }); err != nil || count != many {
+		testenv.NoError(t, (&writer{}).append(&c.tree, "/r/p", logFull, 0, slices.Repeat(list, many)))
+		if err := (&tail{}).follow(&c.tree, "/r/p", func(*Record) { count++ }); err != nil || count != many {
 			t.Errorf("%d records are read, error %v, want %d", count, err, many)
 		}
 	})
@@ -374,7 +378,9 @@ func TestLongWorkIsNoSilence(t *testing.T) {
 			}
 			return nil
 		}
-		s.rounds(4, s.a, s.b, s.c)
+		for rounds := 0; removed < 20 && rounds < 40; rounds++ {
+			s.round(s.a, s.b, s.c)
+		}
 		if !s.a.Stats().Evictor || removed < 20 {
 			t.Errorf("after %d removals of %s each the evictor is one: %t, want it to be", removed, modelPoll, s.a.Stats().Evictor)
 		}
@@ -389,7 +395,7 @@ func TestGrants(t *testing.T) {
 		}
 		s.rounds(1, s.b, s.c)
 		written := 0
-		s.fails[s.a] = func(name string) error {
+		s.broken[s.a] = func(name string) error {
 			if strings.HasSuffix(name, "/grants/"+s.b.name) || strings.HasSuffix(name, "/grants/"+s.c.name) {
 				written++
 			}
@@ -416,7 +422,7 @@ func TestAVictimThatIsNotRemovedIsNotDecided(t *testing.T) {
 		k, trash := modelKey(46), ""
 		s.store(s.c, k)
 		s.rounds(2, s.c, s.b)
-		s.fails[s.a] = func(name string) error {
+		s.broken[s.a] = func(name string) error {
 			if strings.Contains(name, "/trash/") {
 				trash = name
 				return pathErr("remove", name, unix.EIO)
@@ -429,7 +435,7 @@ func TestAVictimThatIsNotRemovedIsNotDecided(t *testing.T) {
 			t.Errorf("file in the trash %t, entry known %t, want both until the file can be removed", s.files[trash] != nil,
 				s.b.index[k] != nil)
 		}
-		s.fails[s.a] = nil
+		s.broken[s.a] = nil
 		if s.rounds(5, s.b, s.c, s.a); s.files[trash] != nil || s.b.index[k] != nil {
 			t.Errorf("file in the trash %t, entry known %t, want neither", s.files[trash] != nil, s.b.index[k] != nil)
 		}
@@ -483,11 +489,11 @@ func TestAClaimOfNonsense(t *testing.T) {
 func TestAJoinThatFailsIsReported(t *testing.T) {
 	byHand(t, func(s *hands) {
 		d := s.boot("d")
-		s.fails[d] = func(name string) error { return pathErr("open", name, unix.EIO) }
+		s.broken[d] = func(name string) error { return pathErr("open", name, unix.EIO) }
 		if err := d.Step(); !errors.Is(err, unix.EIO) {
 			t.Errorf("a step that cannot join: error %v, want %v", err, unix.EIO)
 		}
-		s.fails[d] = nil
+		s.broken[d] = nil
 		if s.rounds(10, d, s.a, s.b, s.c); d.Stats().State != Active {
 			t.Errorf("state %v after ten rounds, want %v", d.Stats().State, Active)
 		}

@@ -4,25 +4,22 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 )
 
-// Dir is the directory of the protocol's files, relative to a root.
+// Dir is the directory of the protocol's files or objects, relative to a root.
 const Dir = ".kvhost/shared"
 
-// status is the content of the control file in which a member describes itself.
+// status is the description of a member that its evictor reads.
 type status struct {
 	Beat uint64 `json:"beat"`
 	// indices of the vetoed victims, for each acknowledged batch whose decision is not applied yet
 	Vetoes map[uint64][]int `json:"vetoes"`
 	Claim
 	Scanned bool `json:"scanned"` // set once the member knows all pieces and could be the evictor
-}
-
-// grantFile is the content of a grant file: the total credit granted to a member.
-type grantFile struct {
-	Granted int64 `json:"granted"`
 }
 
 // State is a member's progress in joining.
@@ -37,50 +34,55 @@ const (
 // Member is this host's membership in a shared root. Step must be called again and again by one goroutine. The other methods
 // are safe for concurrent use.
 type Member struct {
-	tree
 	Presence
 	Credits
-	pending
-	cfg  Config
-	log  *slog.Logger
-	back Backend
+	Outbox
+	Audits
+	cfg    Config
+	log    *slog.Logger
+	back   Backend
+	medium medium
 
 	facts atomic.Pointer[Stats]
 
 	// The fields below are used by Step only.
 	incarnation
 	lastStep time.Duration
-	term     *term // nil unless this host is the evictor
-	seen     evictorSeen
+	lookedAt time.Duration // when the others were last read without an error
+	view     view
+	seenAt   time.Duration // when the evictor, or its absence, was last seen to change
+	term     *term         // nil unless this host is the evictor
 }
 
 // incarnation is the state that starts afresh each time this host joins.
 type incarnation struct {
 	name     string // <host id>.<life in hexadecimal>; empty while not joined
-	dir      string
-	life     uint64
 	admitted bool
-	status   status
-	acks     map[uint64][]int // Docket.Vetoes as last written to the status
+	told     status           // last written status
+	acks     map[uint64][]int // Docket.Vetoes of the last step in which all records were logged
 	Docket
-	out   writer
-	retry *attempt // the log write that failed; nil if none did. Others may have read part of it.
-	tails map[string]*tail
+	published int64    // bytes published according to this member's log
+	retry     *attempt // the log write that failed; nil if none did. Others may have read part of it.
+	peers     map[string]*peer
+	unread    map[uint64]int // failed reads of each batch
 }
 
-// evictorSeen is the evictor as this member saw it last.
-type evictorSeen struct {
-	epoch  uint64 // 0 if there is no evictor
-	beat   beat
-	beatAt time.Duration // when beat was last seen to change
-	vacant time.Duration // when the evictor was first seen to be missing
+// peer is the knowledge about a member; this host is one of them.
+type peer struct {
+	status
+	seenAt    time.Duration // when the status was last seen to change
+	here      bool          // set while the member is listed as one
+	published int64         // bytes published according to the log read so far
+	ended     bool          // set once the member is gone and its log is fully read
 }
 
-// beat is the content of the evictor's heartbeat file.
-type beat struct {
-	Owner string `json:"owner"`
-	Beat  uint64 `json:"beat"`
-	Took  bool   `json:"took"` // set once the journals of earlier epochs are copied into this one
+// view is the evictor's record as this member read it last.
+type view struct {
+	number  uint64 // of the term; 0 if there is no evictor
+	owner   string // member that is the evictor; empty if there is none
+	admits  bool   // set if this member has a grant
+	granted int64
+	batches map[uint64]bool // batches, and whether each is decided; nil if they cannot be known in this step
 }
 
 // New returns a member. It does not access the root before the first Step.
@@ -88,23 +90,24 @@ func New(cfg Config, back Backend) (*Member, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	m := &Member{
-		cfg: cfg, tree: tree{fs: cfg.FS, base: cfg.Dir + "/" + Dir}, log: cfg.Log, back: back,
+	m := &Member{cfg: cfg, log: cfg.Log, back: back}
+	if cfg.Objects != nil {
+		m.medium = &bucket{m: m}
+	} else {
+		m.medium = &directory{m: m, tree: tree{fs: cfg.FS, base: cfg.Dir + "/" + Dir}}
 	}
 	m.facts.Store(&Stats{})
 	m.Presence.Init(cfg.Lapse, cfg.Now, cfg.Unique)
 	m.Credits.Init(m.Fresh, m.Wake)
 	m.Outbox.Init(m.Wake)
+	m.Audits.wake = m.Wake
 	return m, nil
 }
 
-// Step makes one round: it writes the heartbeat, follows the other members, and does the evictor's work if this host is the
-// evictor. An error is that of the file system; the next step tries again.
+// Step makes one round: it follows the other members, writes the log and the status, and does the evictor's work if this host
+// is the evictor. An error is that of the medium; the next step tries again.
 func (m *Member) Step() error {
 	now := m.cfg.Now()
-	if m.lastStep != 0 && now-m.lastStep > m.cfg.Lapse/2 {
-		m.resetTimers(now)
-	}
 	m.lastStep = now
 	err := m.step(now)
 	if errors.Is(err, ErrFenced) {
@@ -119,89 +122,181 @@ func (m *Member) Step() error {
 func (m *Member) step(now time.Duration) error {
 	if m.name == "" {
 		if err := m.join(); missing(err) {
-			m.name = "" // This host was expelled at once, because it had been paused.
-			return nil
+			return nil // This host was expelled at once, because it had been paused.
 		} else if err != nil {
-			m.name = ""
 			return err
 		}
 	}
-	epochs, err := m.readEpochs(now)
-	if err != nil {
-		return err
+	blind := m.look(now)
+	if errors.Is(blind, ErrFenced) || blind != nil && now-m.lookedAt > m.cfg.Lapse/2 {
+		return blind // A host that cannot acknowledge must not be waited for.
 	}
-	if m.admitted {
-		m.LearnLater()
-		// Every record of a removed victim was logged before the decision. All logs are read after the decisions were listed
-		// and before they are applied, so no record of a victim is read after its removal. If a log was missed, the journal
-		// waits for the next step.
-		j, err := m.seen.journal(&m.tree)
-		if err != nil {
-			return err
-		}
-		if all, err := m.followAll(m.Docket.Learn); err != nil {
-			return err
-		} else if all {
-			if err := m.apply(j); err != nil {
-				return err
-			}
-		}
-	}
-	// The records of this host must be in its log before others see its acknowledgement of a batch. Otherwise its record of a
-	// victim could come after the decision. The temporaries' names must be gone too, because a victim would survive its removal
-	// under such a name.
 	doubts := m.settleDoubts()
-	unlogged := m.flush()
-	if unlogged == nil {
-		unlogged = m.retry.clear(m)
-	}
+	// The records of this host must be in its log before others see its acknowledgement of a batch. Otherwise its record of a
+	// victim could come after the decision.
+	unlogged := m.flush(now)
 	if errors.Is(unlogged, ErrFenced) {
 		return unlogged
 	}
 	if unlogged == nil {
 		m.acks = maps.Clone(m.Docket.Vetoes)
 	}
-	if err := m.heartbeat(now); err != nil {
+	if err := m.heartbeat(); err != nil {
 		return err
 	}
-	if err := m.readGrant(epochs.top); err != nil {
-		return err
+	if err := errors.Join(blind, unlogged); err != nil {
+		return errors.Join(err, doubts)
 	}
-	if unlogged != nil {
-		return errors.Join(unlogged, doubts)
-	}
-	if m.term == nil {
-		return errors.Join(m.campaign(now, epochs), doubts)
-	}
-	err = m.term.step(now, epochs)
-	if missing(err) && m.absent(m.term.dir) {
-		m.log.Warn("another host became the evictor", "epoch", m.term.epoch)
-		m.term = nil
-		err = nil
+	err := m.takeGrant()
+	switch {
+	case err != nil:
+	case m.term == nil:
+		err = m.medium.campaign(now)
+	default:
+		if err = m.term.step(now); err != nil && m.medium.deposed(err) {
+			m.log.Warn("another host became the evictor", "term", m.term.number)
+			m.term, err = nil, nil
+		}
 	}
 	return errors.Join(err, doubts)
 }
 
-func (m *Member) heartbeat(now time.Duration) error {
-	peers := int64(max(1, len(m.tails)+1))
-	s := &m.status
-	s.Claim = m.Settle(m.cfg.Capacity / (4 * peers))
-	s.Scanned = m.active()
-	s.Beat++
-	told := *s
-	told.Vetoes = m.acks
-	if err := m.put(m.dir+"/status", &told); missing(err) {
-		return ErrFenced
-	} else if err != nil {
+// join begins a new incarnation. Earlier incarnations of this host end. The operator must make sure that no two running hosts
+// have the same id.
+func (m *Member) join() error {
+	life := max(1, m.cfg.Unique())
+	m.incarnation = incarnation{name: m.cfg.member(life), peers: map[string]*peer{}, unread: map[uint64]int{}}
+	m.term = nil
+	m.Docket.Begin(m.back)
+	if err := m.medium.join(); err != nil {
+		m.name = ""
 		return err
 	}
+	m.Reset(life)
+	m.Outbox.Begin(life)
+	return nil
+}
+
+// member returns the name of this host in an incarnation.
+func (c *Config) member(life uint64) string { return c.Host + "." + strconv.FormatUint(life, 16) }
+
+func (m *Member) isOwn(member string) bool {
+	host, _, _ := strings.Cut(member, ".")
+	return host == m.cfg.Host
+}
+
+// peer returns a member, which it adds if it is unknown.
+func (m *Member) peer(name string) *peer {
+	p := m.peers[name]
+	if p == nil {
+		p = &peer{seenAt: m.lastStep}
+		m.peers[name] = p
+	}
+	return p
+}
+
+// look reads the evictor's record and the other members, and acts on the evictor's batches. Every record of a removed victim was
+// logged before the batch was acknowledged, and so before it was decided. All logs are read after the batches and before the
+// decisions are applied, so no record of a victim is read after its removal. If a log was missed, the batches wait for the next
+// step.
+func (m *Member) look(now time.Duration) error {
+	if err := m.medium.look(now); err != nil {
+		return err
+	}
+	if now-m.lookedAt > m.cfg.Lapse/2 { // This host was paused or could not read, and may have missed heartbeats.
+		m.seenAt = now
+		for _, p := range m.peers {
+			p.seenAt = now
+		}
+	}
 	if m.admitted {
-		m.Beat(now)
+		m.LearnLater()
+		all, err := m.medium.follow(m.Docket.Learn)
+		if err == nil && all {
+			err = m.apply()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	m.lookedAt = now
+	return nil
+}
+
+// takeGrant takes the credit that was granted. The first grant admits this host: the evictor now waits for its
+// acknowledgements, so the host notes where the other logs end and then scans.
+func (m *Member) takeGrant() error {
+	if !m.view.admits {
+		return nil
+	}
+	m.Grant(m.view.granted)
+	if m.admitted {
+		return nil
+	}
+	// Logs are followed from their current end. The scan finds the pieces that were published before and still exist; older
+	// records also name entries that were evicted long ago.
+	if all, err := m.medium.follow(nil); err != nil || !all {
+		return err
+	}
+	m.admitted = true
+	m.Beat(m.lastStep) // the time of this step's heartbeat
+	m.ScanAgain()
+	m.log.Info("admitted to the shared root", "member", m.name, "term", m.view.number)
+	m.Wake()
+	return nil
+}
+
+// relay learns and logs a piece that a member which is gone has published and not logged. temp is its temporary if there is one.
+func (m *Member) relay(r Record, temp string) {
+	r.Op = Relayed
+	m.Docket.Learn(&r)
+	m.Outbox.relay(r, temp)
+}
+
+// heartbeat writes this member's status.
+func (m *Member) heartbeat() error {
+	at := m.cfg.Now()
+	s := status{
+		Beat: m.told.Beat + 1, Vetoes: m.acks, Claim: m.Settle(m.cfg.Capacity / (4 * int64(max(1, len(m.peers))))),
+		Scanned: m.active(),
+	}
+	if written, err := m.medium.tell(&s, at); err != nil || !written {
+		return err
+	}
+	m.told, m.peer(m.name).status = s, s
+	if m.admitted {
+		m.Beat(at)
 	}
 	return nil
 }
 
 func (m *Member) active() bool { return m.admitted && m.IsScanned() }
+
+// fence ends an incarnation that the others have declared dead. It discards all state that depends on it: credit, records that
+// are not logged, proposals, and the store's index.
+func (m *Member) fence() {
+	m.Silence()
+	for _, d := range m.Outbox.End() {
+		m.Give(d.credit) // The evictor finds published pieces, and no host has the file open.
+	}
+	m.Reset(0)
+	m.incarnation, m.term = incarnation{}, nil
+	m.back.Fenced()
+}
+
+// Leave ends this host's membership. All puts and leases must have ended.
+func (m *Member) Leave() error {
+	if m.name == "" {
+		return nil
+	}
+	err := m.flush(m.cfg.Now())
+	m.Silence()
+	err = errors.Join(err, m.medium.leave(err == nil && m.admitted && m.Outbox.sure()))
+	m.incarnation, m.term = incarnation{}, nil
+	m.Reset(0)
+	m.publishStats()
+	return err
+}
 
 // Errors that a member returns.
 var (
@@ -249,15 +344,19 @@ func (m *Member) publishStats() {
 	case m.admitted:
 		s.State = Admitted
 	}
-	s.Peers = len(m.tails)
-	if r := m.term; r != nil {
-		if !r.counted {
-			r.counted = true
+	for name, p := range m.peers {
+		if name != m.name && p.here {
+			s.Peers++
+		}
+	}
+	if t := m.term; t != nil {
+		if !t.counted {
+			t.counted = true
 			s.Terms++
 		}
-		s.Outside = r.outside
-		s.Removed, s.GivenUp = s.Removed+r.removed, s.GivenUp+r.givenUp
-		r.removed, r.givenUp = 0, 0
+		s.Outside = t.outside
+		s.Removed, s.GivenUp = s.Removed+t.removed, s.GivenUp+t.givenUp
+		t.removed, t.givenUp = 0, 0
 	}
 	m.facts.Store(&s)
 }

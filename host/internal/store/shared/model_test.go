@@ -1,6 +1,7 @@
 package shared
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"slices"
@@ -26,100 +27,86 @@ const (
 	modelLapse    = 10 * time.Second
 	modelPoll     = time.Second
 	modelClients  = 3
-	modelSteps    = 40_000
+	modelSteps    = 50_000
 )
 
-// model is a world with nodes and what must hold at every instant.
+// model is a place with nodes.
 type model struct {
-	*world
-	t      *testing.T
+	*scheduler.Scheduler
+	place
 	nodes  []*node
 	lives  int
-	steps  int64 // operations on files, each with all checks
+	steps  int64 // operations, each with all checks
 	killed int64
-	quiet  bool // clients only release
+	quiet  bool         // clients only release
+	kill   func(any)    // a process
+	fault  func() error // what must hold and did not
 }
 
-func newModel(t *testing.T, seed uint64) *model {
-	m := &model{world: newWorld(seed), t: t}
-	m.dirs["/r/p"] = true
-	m.check, m.after = m.leases, m.capacity
-	return m
+// media are the places of models. faulty has operations fail now and then.
+var media = []struct {
+	name string
+	make func(seed uint64, faulty bool) *model
+}{
+	{"directory", func(seed uint64, faulty bool) *model {
+		w := newWorld(seed)
+		w.faulty = faulty
+		m := &model{Scheduler: w.Scheduler, place: w, kill: w.Kill, fault: func() error { return w.fault }}
+		w.check = func(t *scheduler.Thread, op string, names ...string) error { return w.leases(m.nodes, t, op, names...) }
+		return m
+	}},
+	{"bucket", func(seed uint64, faulty bool) *model {
+		w := newObjects(seed)
+		w.faulty = faulty
+		return &model{Scheduler: w.Scheduler, place: w, kill: w.Kill, fault: func() error { return w.fault }}
+	}},
 }
 
-func (m *model) boot(id string) {
+func (m *model) boot(id string) *node {
 	m.lives++
-	n := &node{m: m, w: m.world, index: map[kv.Key]*item{}}
-	boot := func(*scheduler.Thread) error {
-		n.fs = hostFS{n, m.world}
-		unique, origin := uint64(m.lives)<<32, time.Duration(m.lives%3)*400*24*time.Hour // no host's clock is another's
-		var err error
-		n.Member, err = New(Config{
-			Dir: "/r", Host: id, Capacity: modelCapacity, Lapse: modelLapse, LogBytes: 2000, FS: n.fs,
-			Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.Now + origin + n.jumps },
-		}, n)
-		if err != nil {
-			return err
-		}
-		for i := range modelClients {
-			n.clients = append(n.clients, m.Start(fmt.Sprintf("%s%d", id, i+1), n, n.client))
-		}
-		return n.run()
+	n := &node{s: m.Scheduler, place: m.place, index: map[kv.Key]*item{}, quiet: &m.quiet}
+	unique, origin := uint64(m.lives)<<32, time.Duration(m.lives%3)*400*24*time.Hour // no host's clock is another's
+	c := Config{
+		Host: id, Capacity: modelCapacity, Lapse: modelLapse, Workers: 1,
+		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return m.Now + origin + n.jumps },
+	}
+	m.join(n, &c)
+	c.FS = n.files
+	var err error
+	if n.Member, err = New(c, n); err != nil {
+		panic(err)
 	}
 	m.nodes = append(m.nodes, n)
-	n.h = m.Start(id, n, boot)
-}
-
-// leases: nobody who is counted on holds a lease on what the evictor removes.
-func (m *model) leases(h *scheduler.Thread, op string, names ...string) error {
-	if op != "rename" || !strings.HasPrefix(names[0], "/r/p/") || m.files[names[0]] == nil {
-		return nil
+	n.h = m.Start(id, n, n.run)
+	for i := range modelClients {
+		n.clients = append(n.clients, m.Start(fmt.Sprintf("%s%d", id, i+1), n, n.client))
 	}
-	if !m.dirs[names[1][:strings.LastIndex(names[1], "/")]] {
-		return nil // the evictor was given up
-	}
-	for _, n := range m.nodes {
-		if n.h.Ended || n.Member == nil || !n.listed() {
-			continue
-		}
-		for k, i := range n.index {
-			if keyPath(k) == names[0] && i.leases > 0 {
-				return fmt.Errorf("%s removes %s, which %s has leased", h.ID, names[0], n.h.ID)
-			}
-		}
-	}
-	return nil
-}
-
-// disk is the bytes of pieces, temporaries and trash, and of files that are open and have no name any more, but for the
-// one write to such a file that was under way.
-func (m *model) disk() (sum int64) {
-	seen := map[*inode]bool{}
-	add := func(n *inode) {
-		if !seen[n] && (n.links > 0 || n.late == 0) {
-			sum += n.size
-		}
-		seen[n] = true
-	}
-	for _, n := range m.files {
-		add(n)
-	}
-	for f := range m.open {
-		add(f.inode)
-	}
-	return sum
-}
-
-func (m *model) capacity() error {
-	if sum := m.disk(); sum > modelCapacity {
-		return fmt.Errorf("%d bytes on disk, the capacity is %d", sum, modelCapacity)
-	}
-	return nil
+	return n
 }
 
 // live are the nodes that run.
 func (m *model) live() []*node {
 	return slices.DeleteFunc(slices.Clone(m.nodes), func(n *node) bool { return n.h.Ended })
+}
+
+// run lets hosts go on for a while.
+func (m *model) run(fail func(format string, args ...any), d time.Duration) {
+	for end := m.Now + d; m.Now < end; {
+		m.step(fail)
+	}
+}
+
+func (m *model) step(fail func(format string, args ...any)) {
+	m.Step()
+	m.steps++
+	if err := m.fault(); err != nil {
+		fail("%v", err)
+	}
+	for _, h := range m.Threads {
+		if h.Err != nil {
+			fail("host %s: %v", h.ID, h.Err)
+		}
+	}
 }
 
 // misfortune kills, pauses or starts a host now and then, or has its clock jump, either way. A whole process is paused, or one thread before whatever
@@ -167,9 +154,10 @@ func (m *model) misfortune() {
 	}
 }
 
-func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evictions, givenUp, reigns uint64) {
-	m = newModel(t, seed)
-	m.faulty = faulty
+// figures count what has happened in histories.
+type figures struct{ evictions, givenUp, terms uint64 }
+
+func runModel(t *testing.T, m *model, seed uint64, steps int) (f figures) {
 	defer func() { // the threads of those that live on would keep the world
 		for _, n := range m.live() {
 			m.kill(n)
@@ -183,33 +171,30 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 	for _, id := range []string{"a", "b", "c"} {
 		m.boot(id)
 	}
-	step := func() {
-		m.Step()
-		m.steps++
-		if m.fault != nil {
-			fail("%v", m.fault)
-		}
-		for _, h := range m.Threads {
-			if h.Err != nil {
-				fail("host %s: %v", h.ID, h.Err)
-			}
-		}
-	}
 	for range steps {
 		m.misfortune()
-		step()
+		m.step(fail)
 	}
 	for _, n := range m.nodes {
-		if n.Member != nil {
-			s := n.Stats()
-			evictions, givenUp, reigns = evictions+s.Removed, givenUp+s.GivenUp, reigns+s.Terms
-		}
+		s := n.Stats()
+		f = figures{f.evictions + s.Removed, f.givenUp + s.GivenUp, f.terms + s.Terms}
 	}
-	// Calm: what is left must find together.
-	m.quiet, m.faulty = true, false
-	for end := m.Now + 12*modelLapse; m.Now < end; {
-		step()
+	m.calm(fail)
+	return f
+}
+
+// calm lets what is left find together, and audits find what came late.
+func (m *model) calm(fail func(format string, args ...any)) {
+	m.quiet = true
+	end := 12 * modelLapse
+	switch w := m.place.(type) {
+	case *world:
+		w.faulty = false
+	case *objects:
+		w.faulty = false
+		end += auditEvery
 	}
+	m.run(fail, end)
 	var evictors int
 	var credit, outside int64
 	for _, n := range m.live() {
@@ -219,21 +204,21 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 			fail("%s is in state %d, with credit for %d bytes, and wants %d", n.h.ID, s.State, s.Free, s.Want)
 		}
 		used := n.Used()
-		for k := range modelKeys {
-			k := modelKey(k)
-			f, i := m.files[keyPath(k)], n.index[k]
-			if f != nil && f.size == 0 { // it was damaged and emptied: who knew it counts it until a load meets it
-				if i != nil {
-					used -= i.bytes
-				}
-			} else if (f != nil) != i.grantable() || f != nil && f.size != i.bytes {
-				fail("%s has %+v of %d, on disk: %t", n.h.ID, i, k[0], f != nil)
+		for num := range modelKeys {
+			i := n.index[modelKey(num)]
+			size, there := m.size(modelKey(num))
+			switch {
+			case !i.grantable() || there && size == i.bytes:
+			case there && size == 0: // it was damaged and emptied: who knew it counts it until a load meets it
+				used -= i.bytes
+			default:
+				fail("%s has %+v of %d, there: %t", n.h.ID, i, num, there)
 			}
 		}
 		if s.Evictor {
 			evictors, outside = evictors+1, s.Outside
-			if disk := m.disk(); used != disk || len(n.term.peers) != len(m.live()) {
-				fail("the evictor %s reckons with %d bytes and %d hosts, there are %d and %d", n.h.ID, used, len(n.term.peers), disk,
+			if total := m.total(); used != total || len(n.term.accounts) != len(m.live()) {
+				fail("the evictor %s reckons with %d bytes and %d hosts, there are %d and %d", n.h.ID, used, len(n.term.accounts), total,
 					len(m.live()))
 			}
 		}
@@ -241,20 +226,9 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 	if evictors != 1 || outside != credit {
 		fail("%d evictors, which count on %d bytes of credit, the hosts have %d", evictors, outside, credit)
 	}
-	if gone := m.under("/r/.kvhost/shared/gone"); len(gone) != 0 {
-		fail("members that are gone are left: %v", gone)
+	if err := m.ends(m.live()); err != nil {
+		fail("%v", err)
 	}
-	for name := range m.files {
-		if strings.Contains(name, "/t/") {
-			fail("a temporary is left: %s", name)
-		}
-	}
-	for _, dir := range m.under("/r/.kvhost/shared") {
-		if dir[0] == 'x' || dir[0] == 'c' {
-			fail("%s is left", dir)
-		}
-	}
-	return m, evictions, givenUp, reigns
 }
 
 // TestASeedReplays plays a history twice: what a host does depends on the seed only, so a failure can be replayed.
@@ -262,50 +236,50 @@ func TestASeedReplays(t *testing.T) {
 	testenv.Slow(t)
 	first, count := max(1, *modelSeed), max(3, *modelSeeds)
 	for seed := first; seed < first+count; seed++ {
-		var sums [2]uint64
-		for i := range sums {
-			m, _, _, _ := runModel(t, seed, modelSteps/4, seed%2 == 0)
-			sums[i] = m.Sum
-		}
-		if sums[0] != sums[1] {
-			t.Errorf("seed %d: two runs differ", seed)
+		for _, c := range media {
+			var sums [2]uint64
+			for i := range sums {
+				m := c.make(seed, seed%2 == 0)
+				runModel(t, m, seed, modelSteps/4)
+				sums[i] = m.Sum
+			}
+			if sums[0] != sums[1] {
+				t.Errorf("%s, seed %d: two runs differ", c.name, seed)
+			}
 		}
 	}
 }
 
 // TestModel plays random histories of hosts that store, load, sleep and die between any two operations. In those of even
-// seeds operations on files fail now and then.
+// seeds operations on files fail now and then, and requests fail or have no answer.
 func TestModel(t *testing.T) {
 	testenv.Slow(t)
-	if *modelSeed != 0 {
-		runModel(t, *modelSeed, modelSteps, *modelSeed%2 == 0)
-		return
-	}
-	tally := testenv.NewTally(t, "model")
-	seeds := uint64(6)
-	if *modelSeeds > 0 {
-		seeds = *modelSeeds
-	}
-	var evictions, givenUp, reigns uint64
-	run := func(seed uint64) bool {
-		return t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			m, e, d, r := runModel(t, seed, modelSteps, seed%2 == 0)
-			evictions, givenUp, reigns = evictions+e, givenUp+d, reigns+r
-			tally.Add(m.steps, m.killed, 1)
+	for _, c := range media {
+		t.Run(c.name, func(t *testing.T) {
+			tally := testenv.NewTally(t, "model-"+c.name)
+			var all figures
+			seeds := uint64(0)
+			run := func(seed uint64) bool {
+				seeds++
+				return t.Run(fmt.Sprint(seed), func(t *testing.T) {
+					m := c.make(seed, seed%2 == 0)
+					f := runModel(t, m, seed, modelSteps)
+					all = figures{all.evictions + f.evictions, all.givenUp + f.givenUp, all.terms + f.terms}
+					tally.Add(m.steps, m.killed, 1)
+				})
+			}
+			if *modelSeed != 0 {
+				run(*modelSeed)
+				return
+			}
+			for seed := range cmp.Or(*modelSeeds, 6) {
+				run(seed + 1)
+			}
+			testenv.FreshSeeds(*modelTime, run)
+			t.Logf("%d evictions, %d members given up, %d terms", all.evictions, all.givenUp, all.terms)
+			if all.evictions < 10*seeds || all.givenUp < seeds || all.terms < 2*seeds {
+				t.Errorf("too little happened: %+v", all)
+			}
 		})
-	}
-	for seed := uint64(1); seed <= seeds; seed++ {
-		run(seed)
-	}
-	testenv.FreshSeeds(*modelTime, func(seed uint64) bool {
-		ok := run(seed)
-		if ok {
-			seeds++
-		}
-		return ok
-	})
-	t.Logf("%d evictions, %d members given up, %d reigns", evictions, givenUp, reigns)
-	if evictions < 10*seeds || givenUp < seeds || reigns < 2*seeds {
-		t.Errorf("too little happened: %d evictions, %d members given up, %d reigns", evictions, givenUp, reigns)
 	}
 }

@@ -5,15 +5,17 @@ import (
 	"sync"
 )
 
-// Outbox holds the records that a member has not logged yet: entries published, touched or found damaged.
+// Outbox holds what a member has not logged yet: entries published, touched or found damaged, and publications in doubt.
 type Outbox struct {
 	wake func()
 
 	mu           sync.Mutex
 	life         uint64
 	records      []Record
+	temps        []string // temporaries of published pieces, to be removed once the records are logged
 	fingerprints []uint64
 	held         map[uint64]struct{}
+	doubts       []doubt
 }
 
 // maxTouches is the maximum number of touches logged in one step. Further touches are dropped.
@@ -22,11 +24,13 @@ const maxTouches = 1 << 13
 // Init sets the function that requests a step without waiting for the next poll.
 func (o *Outbox) Init(wake func()) { o.wake = wake }
 
-// End discards the records of an incarnation that ended.
-func (o *Outbox) End() {
+// End discards the records of an incarnation that ended, and returns its publications in doubt.
+func (o *Outbox) End() []doubt {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.life, o.records, o.fingerprints, o.held = 0, nil, nil, nil
+	doubts := o.doubts
+	o.life, o.records, o.temps, o.fingerprints, o.held, o.doubts = 0, nil, nil, nil, nil, nil
+	return doubts
 }
 
 // Begin starts the next incarnation. Records of damaged entries that were added since End are kept.
@@ -36,21 +40,42 @@ func (o *Outbox) Begin(life uint64) {
 	o.life, o.held = life, map[uint64]struct{}{}
 }
 
-// Published adds the record of a published piece, and spends its credit. It returns false if the credit is void.
-func (o *Outbox) Published(r Record, credit Credit, of *Credits) bool {
+// enter adds the record of a published piece, and spends its credit. Both happen together, because the records of an
+// incarnation end before its credit does. It returns false if the credit is void: the evictor then finds the piece.
+func (o *Outbox) enter(d *doubt, of *Credits) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.publish(r, credit, of)
-}
-
-// publish adds the record and spends the credit together, because the records of an incarnation end before its credit does.
-// o.mu must be held.
-func (o *Outbox) publish(r Record, credit Credit, of *Credits) bool {
-	if o.life != credit.life || !of.Spend(credit, r.Bytes) {
+	if o.life != d.credit.life || !of.Spend(d.credit, d.record.Bytes) {
 		return false
 	}
-	o.records = append(o.records, r)
+	o.records, o.temps = append(o.records, d.record), append(o.temps, d.temp)
 	return true
+}
+
+// doubt adds a publication in doubt. It returns false if the credit is void.
+func (o *Outbox) doubt(d doubt) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.life != d.credit.life {
+		return false
+	}
+	o.doubts = append(o.doubts, d)
+	return true
+}
+
+func (o *Outbox) takeDoubts() []doubt {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	doubts := o.doubts
+	o.doubts = nil
+	return doubts
+}
+
+// sure reports whether no publication is in doubt.
+func (o *Outbox) sure() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.doubts) == 0
 }
 
 // Touch adds the use of an entry, which is logged at the next step.
@@ -73,25 +98,38 @@ func (o *Outbox) ReportDamaged(r Record) {
 	o.wake()
 }
 
-func (o *Outbox) Drain() []Record {
+// relay adds the record of a piece that another member has not logged. temp is its temporary if there is one.
+func (o *Outbox) relay(r Record, temp string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.take()
+	o.records, o.temps = append(o.records, r), append(o.temps, temp)
 }
 
-func (o *Outbox) take() []Record {
-	records := o.records
-	for part := range slices.Chunk(o.fingerprints, recordFingerprints) {
-		records = append(records, Record{Op: Touched, Fingerprints: part})
+// attempt is a write of the log. A failed attempt is repeated unchanged before any other.
+type attempt struct {
+	records []Record
+	temps   []string // temporaries to remove after it
+}
+
+// published returns the bytes of the pieces that an attempt publishes.
+func (a *attempt) published() (n int64) {
+	for i := range a.records {
+		if a.records[i].Op == Published {
+			n += a.records[i].Bytes
+		}
 	}
-	o.records, o.fingerprints = nil, nil
-	clear(o.held)
-	return records
+	return n
 }
 
-// Relay adds the record of another member's piece.
-func (o *Outbox) Relay(r Record) {
+// take returns what is to be logged.
+func (o *Outbox) take() *attempt {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.records = append(o.records, r)
+	a := &attempt{o.records, o.temps}
+	for part := range slices.Chunk(o.fingerprints, recordFingerprints) {
+		a.records = append(a.records, Record{Op: Touched, Fingerprints: part})
+	}
+	o.records, o.temps, o.fingerprints = nil, nil, nil
+	clear(o.held)
+	return a
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/internal/testkit/scheduler"
+	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -40,14 +41,105 @@ type inode struct {
 }
 
 func newWorld(seed uint64) *world {
-	return &world{
-		Scheduler: scheduler.New(seed, 9, time.Millisecond), files: map[string]*inode{}, dirs: map[string]bool{"/r": true}, open: map[*memFile]bool{},
+	w := &world{
+		Scheduler: scheduler.New(seed, 9, time.Millisecond), files: map[string]*inode{}, dirs: map[string]bool{"/r": true, "/r/p": true},
+		open: map[*memFile]bool{},
 	}
+	w.after = w.capacity
+	return w
 }
 
-// kill ends a process. Its files are closed.
-func (w *world) kill(proc any) {
-	w.Kill(proc)
+func (w *world) join(n *node, c *Config) { n.files, c.Dir, c.LogBytes = hostFS{n, w}, "/r", 2000 }
+
+func (w *world) path(k kv.Key) string { return fmt.Sprintf("/r/p/%d", k[0]) }
+
+func (w *world) size(k kv.Key) (int64, bool) {
+	if f := w.files[w.path(k)]; f != nil {
+		return f.size, true
+	}
+	return 0, false
+}
+
+func (w *world) promises(n *node) bool { return w.dirs["/r/"+Dir+"/hosts/"+n.name] }
+
+func (w *world) fails(t *scheduler.Thread) bool {
+	n, ok := t.Process.(*node)
+	return w.faulty && ok && t == n.h
+}
+
+// leases: nobody who is counted on holds a lease on what the evictor removes.
+func (w *world) leases(nodes []*node, h *scheduler.Thread, op string, names ...string) error {
+	if op != "rename" || !strings.HasPrefix(names[0], "/r/p/") || w.files[names[0]] == nil || !w.dirs[path.Dir(names[1])] {
+		return nil // nothing is removed, or the evictor was given up
+	}
+	for _, n := range nodes {
+		if n.h.Ended || n.Member == nil || !w.promises(n) {
+			continue
+		}
+		for k, i := range n.index {
+			if w.path(k) == names[0] && i.leases > 0 {
+				return fmt.Errorf("%s removes %s, which %s has leased", h.ID, names[0], n.h.ID)
+			}
+		}
+	}
+	return nil
+}
+
+// total is the bytes of pieces, temporaries and trash, and of files that are open and have no name any more, but for the
+// one write to such a file that was under way.
+func (w *world) total() (sum int64) {
+	seen := map[*inode]bool{}
+	add := func(n *inode) {
+		if !seen[n] && (n.links > 0 || n.late == 0) {
+			sum += n.size
+		}
+		seen[n] = true
+	}
+	for _, n := range w.files {
+		add(n)
+	}
+	for f := range w.open {
+		add(f.inode)
+	}
+	return sum
+}
+
+func (w *world) capacity() error {
+	if sum := w.total(); sum > modelCapacity {
+		return fmt.Errorf("%d bytes on disk, the capacity is %d", sum, modelCapacity)
+	}
+	return nil
+}
+
+func (w *world) ends(nodes []*node) error {
+	var left []string
+	for name := range w.files {
+		if strings.Contains(name, "/t/") {
+			left = append(left, name)
+		}
+	}
+	for _, dir := range w.under("/r/" + Dir) {
+		if dir[0] == 'x' || dir[0] == 'c' {
+			left = append(left, dir)
+		}
+	}
+	if left = append(left, w.under("/r/"+Dir+"/gone")...); len(left) > 0 {
+		return fmt.Errorf("left: %v", left)
+	}
+	for _, n := range nodes {
+		for num := range modelKeys {
+			k := modelKey(num)
+			if size, there := w.size(k); there != n.index[k].grantable() && size > 0 {
+				return fmt.Errorf("%s has %+v of %d, on disk: %t", n.h.ID, n.index[k], num, there)
+			}
+		}
+	}
+	return nil
+}
+
+// Kill ends a process. Its files are closed.
+func (w *world) Kill(proc any) {
+	w.Scheduler.Kill(proc)
 	for f := range w.open {
 		if f.proc == proc {
 			delete(w.open, f)
@@ -180,7 +272,7 @@ func (f hostFS) done() error {
 
 // try does an operation. One of a step may report an error instead, or besides.
 func (f hostFS) try(cause error, do func() error) error {
-	if n, ok := f.proc.(*node); f.w.faulty && ok && f.w.At == n.h {
+	if f.w.fails(f.w.At) {
 		switch f.w.Rng.IntN(200) {
 		case 0:
 			f.w.Note(f.w.At, "FAILS")

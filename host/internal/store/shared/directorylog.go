@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/zeebo/xxh3"
 )
@@ -16,7 +17,7 @@ import (
 
 const (
 	logMagic    = "kvslog2\n"
-	LogHead     = 32 // bytes: magic, published u64, zero u64, xxh3-64 of the bytes before
+	logHead     = 32 // bytes: magic, published u64, zero u64, xxh3-64 of the bytes before
 	logKept     = 4
 	logFull     = 1 << 20
 	logReadPart = 1024 * recordBytes
@@ -24,17 +25,17 @@ const (
 
 func logName(dir string, n uint64) string { return fmt.Sprintf("%s/log.%d", dir, n) }
 
-// EncodeLogHead returns the head of a log file. published is the number of bytes published before it.
-func EncodeLogHead(published int64) []byte {
-	b := make([]byte, LogHead)
+// EncodelogHead returns the head of a log file. published is the number of bytes published before it.
+func encodeLogHead(published int64) []byte {
+	b := make([]byte, logHead)
 	copy(b, logMagic)
 	binary.LittleEndian.PutUint64(b[8:], uint64(published))
 	binary.LittleEndian.PutUint64(b[24:], xxh3.Hash(b[:24]))
 	return b
 }
 
-func DecodeLogHead(b []byte) (published int64, err error) {
-	if len(b) < LogHead || string(b[:8]) != logMagic || binary.LittleEndian.Uint64(b[24:]) != xxh3.Hash(b[:24]) {
+func decodeLogHead(b []byte) (published int64, err error) {
+	if len(b) < logHead || string(b[:8]) != logMagic || binary.LittleEndian.Uint64(b[24:]) != xxh3.Hash(b[:24]) {
 		return 0, fmt.Errorf("%w: log header", ErrDamaged)
 	}
 	if published = int64(binary.LittleEndian.Uint64(b[8:])); published < 0 || published > mostTotal {
@@ -45,21 +46,17 @@ func DecodeLogHead(b []byte) (published int64, err error) {
 
 // writer appends to this member's log.
 type writer struct {
-	file      uint64
-	size      int64 // 0 if the file does not exist yet
-	published int64 // total bytes published according to the log
+	file uint64
+	size int64 // 0 if the file does not exist yet
 }
 
-// append writes records to the log, and begins a new file if the current one has reached limit bytes. A failed call can be
-// repeated: it writes to the same offset.
-func (w *writer) append(t *tree, dir string, limit int64, records []Record) error {
-	if len(records) == 0 {
-		return nil
-	}
+// append writes records to the log, which has published bytes so far, and begins a new file if the current one has reached limit
+// bytes. A failed call can be repeated: it writes to the same offset.
+func (w *writer) append(t *tree, dir string, limit, published int64, records []Record) error {
 	if w.size >= limit {
-		next := writer{file: w.file + 1, published: w.published}
+		next := writer{file: w.file + 1}
 		if w.file+1 >= logKept {
-			if err := t.remove(logName(dir, w.file+1-logKept)); err != nil {
+			if err := t.unlink(logName(dir, w.file+1-logKept)); err != nil {
 				return err
 			}
 		}
@@ -67,14 +64,10 @@ func (w *writer) append(t *tree, dir string, limit int64, records []Record) erro
 	}
 	var b []byte
 	if w.size == 0 {
-		b = EncodeLogHead(w.published)
+		b = encodeLogHead(published)
 	}
-	var published int64
 	for i := range records {
 		b = records[i].Append(b)
-		if records[i].Op == Published {
-			published += records[i].Bytes
-		}
 	}
 	f, err := t.fs.OpenFile(logName(dir, w.file), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -85,7 +78,27 @@ func (w *writer) append(t *tree, dir string, limit int64, records []Record) erro
 		return err
 	}
 	w.size += int64(len(b))
-	w.published += published
+	return nil
+}
+
+func (d *directory) append(a *attempt, _ time.Duration) error {
+	if err := d.out.append(&d.tree, d.dir, d.m.cfg.LogBytes, d.m.published, a.records); err != nil {
+		if missing(err) && d.absent(d.dir) {
+			return ErrFenced
+		}
+		return err
+	}
+	d.temps = append(d.temps, a.temps...)
+	return nil
+}
+
+// tidy removes the names of temporaries whose pieces are logged. A victim would survive its removal under such a name.
+func (d *directory) tidy(time.Duration) error {
+	for ; len(d.temps) > 0; d.temps = d.temps[1:] {
+		if err := d.unlink(d.temps[0]); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -95,7 +108,6 @@ type tail struct {
 	at        int64 // offset in the file; 0 before the header
 	published int64 // total bytes published according to the records read
 	lost      bool  // set if part of the log was removed before it was read
-	ended     bool  // set if the member is gone and its log is fully read
 }
 
 // follow reads to the end of the log in dir and calls each for every record. It returns fs.ErrNotExist if the directory was
@@ -114,7 +126,7 @@ func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 		} else if err != nil {
 			return err
 		}
-		next, err := t.look(logName(dir, l.file+1))
+		next, err := t.exists(logName(dir, l.file+1))
 		if err != nil {
 			return err
 		}
@@ -150,18 +162,18 @@ func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
 	}
 	defer f.Close()
 	if l.at == 0 {
-		var head [LogHead]byte
-		if n, err := f.ReadAt(head[:], 0); n < LogHead {
+		var head [logHead]byte
+		if n, err := f.ReadAt(head[:], 0); n < logHead {
 			if err == io.EOF {
 				return nil // the header is being written
 			}
 			return err
 		}
-		published, err := DecodeLogHead(head[:])
+		published, err := decodeLogHead(head[:])
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		l.at, l.published = LogHead, published
+		l.at, l.published = logHead, published
 	}
 	if t.part == nil {
 		t.part = make([]byte, logReadPart)
@@ -192,34 +204,29 @@ func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
 	}
 }
 
-// followAll reads the logs of all other members, including those that are gone. It returns all as false if a log was renamed or
-// removed during the call and so was missed.
-func (m *Member) followAll(each func(r *Record)) (all bool, err error) {
-	live, err := m.list(m.hosts())
-	if err != nil {
-		return false, err
-	}
-	dead, err := m.list(m.gone())
-	if err != nil {
-		return false, err
+// follow reads the logs of all other members, including those that are gone.
+func (d *directory) follow(each func(r *Record)) (all bool, err error) {
+	m := d.m
+	if each == nil {
+		each = func(*Record) {}
 	}
 	all = true
-	seen := map[string]bool{}
-	for i, name := range slices.Concat(live, dead) {
-		if name == m.name || seen[name] {
+	for i, name := range slices.Concat(d.live, d.dead) {
+		p, dir := m.peer(name), d.hosts()+"/"+name
+		if i >= len(d.live) {
+			dir = d.gone() + "/" + name
+		} else if !p.here {
+			continue // It was moved to gone during the list.
+		}
+		if name == m.name {
 			continue
 		}
-		seen[name] = true
-		dir := m.hosts() + "/" + name
-		if i >= len(live) {
-			dir = m.gone() + "/" + name
-		}
-		t := m.tails[name]
+		t := d.tails[name]
 		if t == nil {
 			t = &tail{}
-			m.tails[name] = t
+			d.tails[name] = t
 		}
-		err := t.follow(&m.tree, dir, each)
+		err := t.follow(&d.tree, dir, each)
 		switch {
 		case missing(err): // renamed or removed
 			all = false
@@ -228,19 +235,15 @@ func (m *Member) followAll(each func(r *Record)) (all bool, err error) {
 		case err != nil:
 			return false, err
 		default:
-			t.ended = i >= len(live)
+			p.ended = i >= len(d.live)
 		}
+		p.published = t.published
 		if t.lost {
 			t.lost = false
 			if m.admitted {
 				m.log.Warn("log rotated before it was read; scanning the root again", "log", name)
 				m.ScanAgain()
 			}
-		}
-	}
-	for name := range m.tails {
-		if !seen[name] {
-			delete(m.tails, name)
 		}
 	}
 	return all, nil
