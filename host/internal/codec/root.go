@@ -115,8 +115,8 @@ func (s Speeds) times() (file, codec float64) {
 }
 
 // Least returns the least ratio of page bytes to stored bytes with which compression pays. If begun is set, the root compresses
-// already, and any saved time counts. Otherwise the saving must exceed a margin, so that a root does not change its mind often.
-// The ratio is infinite if compression does not pay. It is known once a direction counts.
+// already, and any saved time counts. Otherwise the saving must exceed a margin, so that the choice does not alternate. The
+// ratio is infinite if compression does not pay. It is known once a direction counts.
 func (s Speeds) Least(begun bool) (ratio float64, known bool) {
 	file, codec := s.times()
 	if s.Memory {
