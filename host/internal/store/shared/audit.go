@@ -13,8 +13,8 @@ import (
 // auditEvery is the interval of audits when no host has died.
 const auditEvery = time.Hour
 
-// Audits are background lists of a whole bucket. A directory needs none.
-type Audits struct {
+// audits are background lists of a whole bucket. A directory needs none.
+type audits struct {
 	wake func()
 
 	mu sync.Mutex
@@ -38,7 +38,7 @@ type Stray struct {
 }
 
 // Audit returns the ticket of an audit that is due, or 0.
-func (a *Audits) Audit() uint64 {
+func (a *audits) Audit() uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.over {
@@ -49,7 +49,7 @@ func (a *Audits) Audit() uint64 {
 
 // Audited reports the strays that a list of the whole bucket has found. The list must have begun after Audit returned the
 // ticket.
-func (a *Audits) Audited(ticket uint64, strays []Stray) {
+func (a *audits) Audited(ticket uint64, strays []Stray) {
 	a.mu.Lock()
 	if a.ticket == ticket {
 		judged := a.judged
@@ -66,7 +66,7 @@ func (a *Audits) Audited(ticket uint64, strays []Stray) {
 	a.wake()
 }
 
-func (a *Audits) reset() {
+func (a *audits) reset() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.audit = audit{}
@@ -78,7 +78,7 @@ const mostStrays = 64
 // audit starts audits, and reads and logs the strays that they find. It then releases the credit of the members that were gone
 // long enough before the audit began.
 func (b *bucket) audit() error {
-	m, t, a := b.m, b.m.term, &b.m.Audits
+	m, t, a := b.m, b.m.term, &b.m.audits
 	now := m.cfg.Now()
 	a.mu.Lock()
 	if a.last == 0 {

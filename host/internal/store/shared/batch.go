@@ -52,7 +52,7 @@ func (m *Member) apply() error {
 	if m.view.batches == nil {
 		return nil
 	}
-	for _, n := range slices.Sorted(maps.Keys(m.Batches)) {
+	for _, n := range slices.Sorted(maps.Keys(m.batches)) {
 		decided, known := m.view.batches[n]
 		if known && !decided {
 			continue
@@ -69,10 +69,10 @@ func (m *Member) apply() error {
 				return err
 			}
 		}
-		m.Retire(n, known, d.spared)
+		m.retire(n, known, d.spared)
 	}
 	for _, n := range slices.Sorted(maps.Keys(m.view.batches)) {
-		if _, acked := m.Docket.Vetoes[n]; acked || m.view.batches[n] {
+		if _, acked := m.docket.vetoes[n]; acked || m.view.batches[n] {
 			continue
 		}
 		forget, victims, err := m.medium.batch(n)
@@ -84,7 +84,7 @@ func (m *Member) apply() error {
 		case err != nil:
 			return err
 		case forget == "" || p == nil || p.ended: // The log of a member that is forgotten must be read first.
-			m.Acknowledge(n, victims)
+			m.acknowledge(n, victims)
 		}
 	}
 	return nil

@@ -69,7 +69,7 @@ const (
 )
 
 func (s *objectStatus) decode(b []byte) error {
-	err := cmp.Or(DecodeControl(b, s), s.Check())
+	err := cmp.Or(DecodeControl(b, s), s.check())
 	if err == nil && s.Log > mostLogs {
 		err = fmt.Errorf("%w: %d logs", ErrDamaged, s.Log)
 	}
@@ -308,7 +308,7 @@ func (b *bucket) tell(s *status, at time.Duration) (bool, error) {
 		next.Free, next.Want = b.told.Free, b.told.Want
 	}
 	next.Beat = b.told.Beat
-	if m.admitted && reflect.DeepEqual(&next, &b.told) && at-m.BeatAt() < m.cfg.Lapse/4 {
+	if m.admitted && reflect.DeepEqual(&next, &b.told) && at-b.toldAt < m.cfg.Lapse/4 {
 		return false, nil
 	}
 	next.Beat = s.Beat
@@ -322,7 +322,7 @@ func (b *bucket) tell(s *status, at time.Duration) (bool, error) {
 	} else if err != nil {
 		return false, err
 	}
-	b.told, b.version, *s = next, version, next.status
+	b.told, b.toldAt, b.version, *s = next, at, version, next.status
 	return true, nil
 }
 

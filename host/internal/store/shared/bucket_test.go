@@ -104,7 +104,7 @@ func TestDamagedObjects(t *testing.T) {
 		{"a member that is one", "/hosts/a.100000001", []byte("junk")},
 		{"the evictor", "/evictor", []byte("junk")},
 		{"a log without an end", "/hosts/junk.1", says(&objectStatus{written{Log: math.MaxUint64}, status{Beat: 9}})},
-		{"a claim", "/hosts/junk.1", says(&objectStatus{status: status{Beat: 9, Claim: Claim{Held: math.MaxInt64}}})},
+		{"a claim", "/hosts/junk.1", says(&objectStatus{status: status{Beat: 9, claim: claim{Held: math.MaxInt64}}})},
 		{"an end", "/evictor", says(&evictor{Term: 9, Owner: "b.200000001", Grants: map[string]*grant{"a.100000001": {End: math.MaxUint64}}})},
 		{"the last term", "/evictor", says(&evictor{Term: math.MaxUint64, Owner: "junk.1"})},
 		{"a batch", "/batch/junk", []byte("junk")},

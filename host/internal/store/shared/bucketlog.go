@@ -108,7 +108,7 @@ func (b *bucket) read(q *request, each func(r *Record)) error {
 		}
 		m.log.Warn("log lost before it was read; scanning the root again", "log", q.name, "error", errors.Join(q.err, err))
 		r.next, p.published, r.bad = max(r.Log, q.number)+1, max(p.published, r.Published), 0
-		m.ScanAgain()
+		m.scanAgain()
 		return nil
 	}
 	r.bad = 0

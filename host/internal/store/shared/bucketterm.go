@@ -61,7 +61,7 @@ func (b *bucket) begin() {
 		}
 		t.batches[n] = p
 	}
-	m.Audits.reset()
+	m.audits.reset()
 }
 
 // wrote notes when the evictor's object was written. No other host is elected for a while.

@@ -126,12 +126,12 @@ func FuzzLogHead(f *testing.F) {
 // credited is a member in its first incarnation, with credit for 100 bytes.
 func credited() *Member {
 	m := &Member{cfg: Config{Lapse: time.Hour, Now: func() time.Duration { return 1 }}}
-	m.Presence.Init(m.cfg.Lapse, m.cfg.Now, nil)
-	m.Credits.Init(m.Fresh, m.Wake)
-	m.Beat(1)
-	m.Reset(1)
-	m.Outbox.Begin(1)
-	m.Grant(100)
+	m.presence.init(m.cfg.Lapse, m.cfg.Now, nil)
+	m.credits.init(m.Fresh, m.Wake)
+	m.beat(1)
+	m.credits.reset(1)
+	m.outbox.begin(1)
+	m.grant(100)
 	return m
 }
 
@@ -141,19 +141,19 @@ func TestCreditAndRecordEndTogether(t *testing.T) {
 	m := credited()
 	less, _ := m.Take(60)
 	credit, ok := m.Take(40)
-	if !ok || !m.enter(&doubt{record: Record{Bytes: 40}, credit: less}, &m.Credits) || m.free() != 20 {
+	if !ok || !m.enter(&doubt{record: Record{Bytes: 40}, credit: less}, &m.credits) || m.free() != 20 {
 		t.Fatalf("%d bytes are free after 40 of 60 were written, and 40 taken of 100, want 20", m.free())
 	}
-	m.Outbox.End() // as fence begins
-	if m.enter(&doubt{record: Record{Bytes: 40}, credit: credit}, &m.Credits) {
+	m.outbox.end() // as fence begins
+	if m.enter(&doubt{record: Record{Bytes: 40}, credit: credit}, &m.credits) {
 		t.Fatal("published in an incarnation that has ended")
 	}
-	m.Reset(0) // as fence ends
-	if held := m.Settle(0).Held; held != 40 {
+	m.credits.reset(0) // as fence ends
+	if held := m.settle(0).Held; held != 40 {
 		t.Errorf("%d bytes are held while the put goes on, want 40", held)
 	}
 	m.Give(credit)
-	if held := m.Settle(0).Held; held != 0 {
+	if held := m.settle(0).Held; held != 0 {
 		t.Errorf("%d bytes are held when the put has ended, want 0", held)
 	}
 }
@@ -167,7 +167,7 @@ type lost struct {
 
 func (l lost) store(*doubt) (bool, error) {
 	if l.fenced {
-		l.m.Outbox.End()
+		l.m.outbox.end()
 	}
 	return false, ErrDoubt
 }
@@ -188,12 +188,12 @@ func TestADoubtHasOneOwner(t *testing.T) {
 
 // TestAWishDecays: credit that is not used any more goes back, but for a little.
 func TestAWishDecays(t *testing.T) {
-	c := Credits{granted: 1 << 20, taken: 1 << 16, largest: 1 << 10}
-	before := c.Settle(1 << 20)
+	c := credits{granted: 1 << 20, taken: 1 << 16, largest: 1 << 10}
+	before := c.settle(1 << 20)
 	for range 40 {
-		c.Settle(1 << 16)
+		c.settle(1 << 16)
 	}
-	if now := c.Settle(1 << 16); now.Want != 4<<10 || now.Free != now.Want || now.Returned != 1<<20-now.Want {
+	if now := c.settle(1 << 16); now.Want != 4<<10 || now.Free != now.Want || now.Returned != 1<<20-now.Want {
 		t.Errorf("%+v after a while, and %+v before, want %d wanted and free", now, before, 4<<10)
 	}
 }
@@ -228,7 +228,7 @@ func FuzzObjects(f *testing.F) {
 	log := encodeLog(1, []Record{{Op: Published, Key: modelKey(1), Bytes: 1}})
 	f.Add(log)
 	for _, v := range []any{
-		objectStatus{status: status{Beat: 1, Vetoes: map[uint64][]int{3: {1}}, Claim: Claim{Want: 7}}},
+		objectStatus{status: status{Beat: 1, Vetoes: map[uint64][]int{3: {1}}, claim: claim{Want: 7}}},
 		evictor{Term: 1, Owner: "a.1", Grants: map[string]*grant{"a.1": {Granted: 4096}}, Batches: map[uint64]*batchOutcome{1: {Forget: "b.1"}}},
 	} {
 		b, err := EncodeControl(v)

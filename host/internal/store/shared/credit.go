@@ -7,9 +7,9 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Credits is the account of the bytes that a member may write: granted less returned less spent. A put takes credit before it
+// credits is the account of the bytes that a member may write: granted less returned less spent. A put takes credit before it
 // writes. It returns unused credit once its bytes are gone from the disk.
-type Credits struct {
+type credits struct {
 	fresh func() bool
 	wake  func()
 
@@ -36,21 +36,21 @@ type Credit struct {
 
 func (c Credit) Bytes() int64 { return c.bytes }
 
-// Init sets the functions that report whether credit may be taken and used, and that request a step if there is too little.
-func (c *Credits) Init(fresh func() bool, wake func()) { c.fresh, c.wake = fresh, wake }
+// init sets the functions that report whether credit may be taken and used, and that request a step if there is too little.
+func (c *credits) init(fresh func() bool, wake func()) { c.fresh, c.wake = fresh, wake }
 
-func (c *Credits) free() int64 { return c.granted - c.returned - c.spent }
+func (c *credits) free() int64 { return c.granted - c.returned - c.spent }
 
-// Reset ends an incarnation and begins the account of the next one, life. life is 0 if there is none.
-func (c *Credits) Reset(life uint64) {
+// reset ends an incarnation and begins the account of the next one, life. life is 0 if there is none.
+func (c *credits) reset(life uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held += c.flying
 	c.current, c.granted, c.returned, c.spent, c.flying = life, 0, 0, 0, 0
 }
 
-// Spend turns the credit of a put in flight into a published piece of the given bytes. It returns false if the credit is void.
-func (c *Credits) Spend(credit Credit, bytes int64) bool {
+// spend turns the credit of a put in flight into a published piece of the given bytes. It returns false if the credit is void.
+func (c *credits) spend(credit Credit, bytes int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if credit.life != c.current {
@@ -61,14 +61,14 @@ func (c *Credits) Spend(credit Credit, bytes int64) bool {
 	return true
 }
 
-func (c *Credits) valid(credit Credit) bool {
+func (c *credits) valid(credit Credit) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return credit.life != 0 && credit.life == c.current
 }
 
 // Take reserves credit. It returns false if this member has less free credit, or may not take any now.
-func (c *Credits) Take(bytes int64) (Credit, bool) {
+func (c *credits) Take(bytes int64) (Credit, bool) {
 	if !c.fresh() {
 		return Credit{}, false
 	}
@@ -89,10 +89,10 @@ func (c *Credits) Take(bytes int64) (Credit, bool) {
 
 // Holds reports whether the credit may be used now. It is checked before each operation on a temporary, since the credit of an
 // incarnation that was fenced is void.
-func (c *Credits) Holds(credit Credit) bool { return c.fresh() && c.valid(credit) }
+func (c *credits) Holds(credit Credit) bool { return c.fresh() && c.valid(credit) }
 
 // Give returns unspent credit. The bytes must be gone from the disk, and the file must be closed.
-func (c *Credits) Give(credit Credit) {
+func (c *credits) Give(credit Credit) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if credit.life != c.current {
@@ -105,10 +105,10 @@ func (c *Credits) Give(credit Credit) {
 }
 
 // More returns a channel that is closed when this member receives credit.
-func (c *Credits) More() <-chan struct{} { return c.arrived.Next() }
+func (c *credits) More() <-chan struct{} { return c.arrived.Next() }
 
-// Grant records the total credit granted by the evictor.
-func (c *Credits) Grant(granted int64) {
+// grant records the total credit granted by the evictor.
+func (c *credits) grant(granted int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if granted > c.granted {
@@ -117,28 +117,28 @@ func (c *Credits) Grant(granted int64) {
 	}
 }
 
-// Claim is the state of a member's credit as it reports it to the evictor.
-type Claim struct {
+// claim is the state of a member's credit as it reports it to the evictor.
+type claim struct {
 	Returned int64 `json:"returned"`
 	Free     int64 `json:"free"` // free credit in bytes; negative if more than the granted credit is spent
 	Want     int64 `json:"want"`
 	Held     int64 `json:"held"` // bytes that puts of earlier incarnations may hold in unlinked files
 }
 
-// Check returns ErrDamaged if a value is outside the range of the protocol.
-func (c *Claim) Check() error {
+// check returns ErrDamaged if a value is outside the range of the protocol.
+func (c *claim) check() error {
 	if min(c.Returned, c.Held, c.Want) < 0 || c.Free < -mostBytes || c.Returned > mostTotal || max(c.Held, c.Want, c.Free) > mostBytes {
 		return fmt.Errorf("%w: a claim of %+v", ErrDamaged, *c)
 	}
 	return nil
 }
 
-// Short returns the credit that the member lacks.
-func (c *Claim) Short() int64 { return max(0, c.Want-c.Free) }
+// short returns the credit that the member lacks.
+func (c *claim) short() int64 { return max(0, c.Want-c.Free) }
 
-// Settle is called once per step. It computes the free credit that this member wants, and returns the excess to the evictor. It
+// settle is called once per step. It computes the free credit that this member wants, and returns the excess to the evictor. It
 // wants several times the use of the last step, because the next grant takes several steps. An unused wish decays.
-func (c *Credits) Settle(most int64) Claim {
+func (c *credits) settle(most int64) claim {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	least := max(4*c.largest, most/16) // A host that has stored nothing yet does not have to wait for its first credit.
@@ -148,11 +148,11 @@ func (c *Credits) Settle(most int64) Claim {
 	if extra := c.free() - c.want; extra > 0 {
 		c.returned += extra
 	}
-	return Claim{c.returned, c.free(), c.want, c.held}
+	return claim{c.returned, c.free(), c.want, c.held}
 }
 
-// Tell fills in the credit fields of s.
-func (c *Credits) Tell(s *Stats) {
+// tell fills in the credit fields of s.
+func (c *credits) tell(s *Stats) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s.Granted, s.Free, s.Want, s.Held, s.Refused = c.granted, c.free(), c.want, c.held, c.refused

@@ -166,7 +166,7 @@ func (d *directory) readStatus(dir string, p *peer, now time.Duration) error {
 	var s status
 	err := d.get(dir+"/status", &s)
 	if err == nil {
-		err = s.Check()
+		err = s.check()
 	}
 	if errors.Is(err, ErrDamaged) {
 		d.m.log.Warn("cannot read a member's status", "error", err)

@@ -242,7 +242,7 @@ func (d *directory) follow(each func(r *Record)) (all bool, err error) {
 			t.lost = false
 			if m.admitted {
 				m.log.Warn("log rotated before it was read; scanning the root again", "log", name)
-				m.ScanAgain()
+				m.scanAgain()
 			}
 		}
 	}

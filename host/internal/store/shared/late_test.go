@@ -240,7 +240,7 @@ func TestDecisionsAreInOrder(t *testing.T) {
 		for _, p := range s.a.peers {
 			p.Vetoes = map[uint64][]int{second: nil} // each has acknowledged this one alone
 		}
-		s.a.Acknowledge(second, nil)
+		s.a.acknowledge(second, nil)
 		testenv.NoError(t, term.decideAll())
 		if term.batches[first].decided || term.batches[second].decided {
 			t.Errorf("decided: %t and %t, want neither before the first is acknowledged", term.batches[first].decided,
@@ -461,13 +461,13 @@ func TestNumbersOfNoEpoch(t *testing.T) {
 
 // TestAClaimOfNonsense: a member that goes on telling what none can have is given up, and costs the others no credit.
 func TestAClaimOfNonsense(t *testing.T) {
-	for _, claim := range []Claim{{Held: math.MaxInt64}, {Want: -1}, {Returned: math.MaxInt64}, {Free: math.MinInt64}} {
+	for _, claim := range []claim{{Held: math.MaxInt64}, {Want: -1}, {Returned: math.MaxInt64}, {Free: math.MinInt64}} {
 		byHand(t, func(s *hands) {
 			const member = "/z.1"
 			dir := "/r/" + Dir + "/hosts"
 			s.dirs[dir+member] = true
 			for n := range 2 * int(modelLapse/modelPoll) {
-				b, err := EncodeControl(&status{Beat: uint64(n + 1), Claim: claim})
+				b, err := EncodeControl(&status{Beat: uint64(n + 1), claim: claim})
 				testenv.NoError(t, err)
 				if s.dirs[dir+member] {
 					s.inos++

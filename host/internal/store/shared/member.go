@@ -18,7 +18,7 @@ type status struct {
 	Beat uint64 `json:"beat"`
 	// indices of the vetoed victims, for each acknowledged batch whose decision is not applied yet
 	Vetoes map[uint64][]int `json:"vetoes"`
-	Claim
+	claim
 	Scanned bool `json:"scanned"` // set once the member knows all pieces and could be the evictor
 }
 
@@ -34,10 +34,10 @@ const (
 // Member is this host's membership in a shared root. Step must be called again and again by one goroutine. The other methods
 // are safe for concurrent use.
 type Member struct {
-	Presence
-	Credits
-	Outbox
-	Audits
+	presence
+	credits
+	outbox
+	audits
 	cfg    Config
 	log    *slog.Logger
 	back   Backend
@@ -59,8 +59,8 @@ type incarnation struct {
 	name     string // <host id>.<life in hexadecimal>; empty while not joined
 	admitted bool
 	told     status           // last written status
-	acks     map[uint64][]int // Docket.Vetoes of the last step in which all records were logged
-	Docket
+	acks     map[uint64][]int // vetoes of the docket in the last step in which all records were logged
+	docket
 	published int64    // bytes published according to this member's log
 	retry     *attempt // the log write that failed; nil if none did. Others may have read part of it.
 	peers     map[string]*peer
@@ -97,10 +97,10 @@ func New(cfg Config, back Backend) (*Member, error) {
 		m.medium = &directory{m: m, tree: tree{fs: cfg.FS, base: cfg.Dir + "/" + Dir}}
 	}
 	m.facts.Store(&Stats{})
-	m.Presence.Init(cfg.Lapse, cfg.Now, cfg.Unique)
-	m.Credits.Init(m.Fresh, m.Wake)
-	m.Outbox.Init(m.Wake)
-	m.Audits.wake = m.Wake
+	m.presence.init(cfg.Lapse, cfg.Now, cfg.Unique)
+	m.credits.init(m.Fresh, m.Wake)
+	m.outbox.init(m.Wake)
+	m.audits.wake = m.Wake
 	return m, nil
 }
 
@@ -139,7 +139,7 @@ func (m *Member) step(now time.Duration) error {
 		return unlogged
 	}
 	if unlogged == nil {
-		m.acks = maps.Clone(m.Docket.Vetoes)
+		m.acks = maps.Clone(m.docket.vetoes)
 	}
 	if err := m.heartbeat(); err != nil {
 		return err
@@ -167,13 +167,13 @@ func (m *Member) join() error {
 	life := max(1, m.cfg.Unique())
 	m.incarnation = incarnation{name: m.cfg.member(life), peers: map[string]*peer{}, unread: map[uint64]int{}}
 	m.term = nil
-	m.Docket.Begin(m.back)
+	m.docket.begin(m.back)
 	if err := m.medium.join(); err != nil {
 		m.name = ""
 		return err
 	}
-	m.Reset(life)
-	m.Outbox.Begin(life)
+	m.credits.reset(life)
+	m.outbox.begin(life)
 	return nil
 }
 
@@ -210,8 +210,8 @@ func (m *Member) look(now time.Duration) error {
 		}
 	}
 	if m.admitted {
-		m.LearnLater()
-		all, err := m.medium.follow(m.Docket.Learn)
+		m.learnLater()
+		all, err := m.medium.follow(m.docket.learn)
 		if err == nil && all {
 			err = m.apply()
 		}
@@ -229,7 +229,7 @@ func (m *Member) takeGrant() error {
 	if !m.view.admits {
 		return nil
 	}
-	m.Grant(m.view.granted)
+	m.grant(m.view.granted)
 	if m.admitted {
 		return nil
 	}
@@ -239,8 +239,8 @@ func (m *Member) takeGrant() error {
 		return err
 	}
 	m.admitted = true
-	m.Beat(m.lastStep) // the time of this step's heartbeat
-	m.ScanAgain()
+	m.beat(m.lastStep) // the time of this step's heartbeat
+	m.scanAgain()
 	m.log.Info("admitted to the shared root", "member", m.name, "term", m.view.number)
 	m.Wake()
 	return nil
@@ -249,15 +249,15 @@ func (m *Member) takeGrant() error {
 // relay learns and logs a piece that a member which is gone has published and not logged. temp is its temporary if there is one.
 func (m *Member) relay(r Record, temp string) {
 	r.Op = Relayed
-	m.Docket.Learn(&r)
-	m.Outbox.relay(r, temp)
+	m.docket.learn(&r)
+	m.outbox.relay(r, temp)
 }
 
 // heartbeat writes this member's status.
 func (m *Member) heartbeat() error {
 	at := m.cfg.Now()
 	s := status{
-		Beat: m.told.Beat + 1, Vetoes: m.acks, Claim: m.Settle(m.cfg.Capacity / (4 * int64(max(1, len(m.peers))))),
+		Beat: m.told.Beat + 1, Vetoes: m.acks, claim: m.settle(m.cfg.Capacity / (4 * int64(max(1, len(m.peers))))),
 		Scanned: m.active(),
 	}
 	if written, err := m.medium.tell(&s, at); err != nil || !written {
@@ -265,21 +265,21 @@ func (m *Member) heartbeat() error {
 	}
 	m.told, m.peer(m.name).status = s, s
 	if m.admitted {
-		m.Beat(at)
+		m.beat(at)
 	}
 	return nil
 }
 
-func (m *Member) active() bool { return m.admitted && m.IsScanned() }
+func (m *Member) active() bool { return m.admitted && m.isScanned() }
 
 // fence ends an incarnation that the others have declared dead. It discards all state that depends on it: credit, records that
 // are not logged, proposals, and the store's index.
 func (m *Member) fence() {
-	m.Silence()
-	for _, d := range m.Outbox.End() {
+	m.silence()
+	for _, d := range m.outbox.end() {
 		m.Give(d.credit) // The evictor finds published pieces, and no host has the file open.
 	}
-	m.Reset(0)
+	m.credits.reset(0)
 	m.incarnation, m.term = incarnation{}, nil
 	m.back.Fenced()
 }
@@ -290,10 +290,10 @@ func (m *Member) Leave() error {
 		return nil
 	}
 	err := m.flush(m.cfg.Now())
-	m.Silence()
-	err = errors.Join(err, m.medium.leave(err == nil && m.admitted && m.Outbox.sure()))
+	m.silence()
+	err = errors.Join(err, m.medium.leave(err == nil && m.admitted && m.outbox.sure()))
 	m.incarnation, m.term = incarnation{}, nil
-	m.Reset(0)
+	m.credits.reset(0)
 	m.publishStats()
 	return err
 }
@@ -364,6 +364,6 @@ func (m *Member) publishStats() {
 // Stats returns the state and counters as of the latest step.
 func (m *Member) Stats() Stats {
 	s := *m.facts.Load()
-	m.Tell(&s)
+	m.tell(&s)
 	return s
 }

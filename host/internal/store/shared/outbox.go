@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Outbox holds what a member has not logged yet: entries published, touched or found damaged, and publications in doubt.
-type Outbox struct {
+// outbox holds what a member has not logged yet: entries published, touched or found damaged, and publications in doubt.
+type outbox struct {
 	wake func()
 
 	mu           sync.Mutex
@@ -21,11 +21,11 @@ type Outbox struct {
 // maxTouches is the maximum number of touches logged in one step. Further touches are dropped.
 const maxTouches = 1 << 13
 
-// Init sets the function that requests a step without waiting for the next poll.
-func (o *Outbox) Init(wake func()) { o.wake = wake }
+// init sets the function that requests a step without waiting for the next poll.
+func (o *outbox) init(wake func()) { o.wake = wake }
 
-// End discards the records of an incarnation that ended, and returns its publications in doubt.
-func (o *Outbox) End() []doubt {
+// end discards the records of an incarnation that ended, and returns its publications in doubt.
+func (o *outbox) end() []doubt {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	doubts := o.doubts
@@ -33,8 +33,8 @@ func (o *Outbox) End() []doubt {
 	return doubts
 }
 
-// Begin starts the next incarnation. Records of damaged entries that were added since End are kept.
-func (o *Outbox) Begin(life uint64) {
+// begin starts the next incarnation. Records of damaged entries that were added since End are kept.
+func (o *outbox) begin(life uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.life, o.held = life, map[uint64]struct{}{}
@@ -42,10 +42,10 @@ func (o *Outbox) Begin(life uint64) {
 
 // enter adds the record of a published piece, and spends its credit. Both happen together, because the records of an
 // incarnation end before its credit does. It returns false if the credit is void: the evictor then finds the piece.
-func (o *Outbox) enter(d *doubt, of *Credits) bool {
+func (o *outbox) enter(d *doubt, of *credits) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.life != d.credit.life || !of.Spend(d.credit, d.record.Bytes) {
+	if o.life != d.credit.life || !of.spend(d.credit, d.record.Bytes) {
 		return false
 	}
 	o.records, o.temps = append(o.records, d.record), append(o.temps, d.temp)
@@ -53,7 +53,7 @@ func (o *Outbox) enter(d *doubt, of *Credits) bool {
 }
 
 // doubt adds a publication in doubt. It returns false if the credit is void.
-func (o *Outbox) doubt(d doubt) bool {
+func (o *outbox) doubt(d doubt) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.life != d.credit.life {
@@ -63,7 +63,7 @@ func (o *Outbox) doubt(d doubt) bool {
 	return true
 }
 
-func (o *Outbox) takeDoubts() []doubt {
+func (o *outbox) takeDoubts() []doubt {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	doubts := o.doubts
@@ -72,14 +72,14 @@ func (o *Outbox) takeDoubts() []doubt {
 }
 
 // sure reports whether no publication is in doubt.
-func (o *Outbox) sure() bool {
+func (o *outbox) sure() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.doubts) == 0
 }
 
 // Touch adds the use of an entry, which is logged at the next step.
-func (o *Outbox) Touch(fingerprint uint64) {
+func (o *outbox) Touch(fingerprint uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if _, again := o.held[fingerprint]; again || len(o.fingerprints) == maxTouches || o.held == nil {
@@ -90,7 +90,7 @@ func (o *Outbox) Touch(fingerprint uint64) {
 }
 
 // ReportDamaged adds the record of a damaged entry, which is logged at the next step. r.Pieces holds the ranks to remove.
-func (o *Outbox) ReportDamaged(r Record) {
+func (o *outbox) ReportDamaged(r Record) {
 	r.Op = Damaged
 	o.mu.Lock()
 	o.records = append(o.records, r)
@@ -99,7 +99,7 @@ func (o *Outbox) ReportDamaged(r Record) {
 }
 
 // relay adds the record of a piece that another member has not logged. temp is its temporary if there is one.
-func (o *Outbox) relay(r Record, temp string) {
+func (o *outbox) relay(r Record, temp string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.records, o.temps = append(o.records, r), append(o.temps, temp)
@@ -122,7 +122,7 @@ func (a *attempt) published() (n int64) {
 }
 
 // take returns what is to be logged.
-func (o *Outbox) take() *attempt {
+func (o *outbox) take() *attempt {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	a := &attempt{o.records, o.temps}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Presence is the state of a member's joining and heartbeats. Its methods are safe for concurrent use.
-type Presence struct {
+// presence is the state of a member's joining and heartbeats. Its methods are safe for concurrent use.
+type presence struct {
 	lapse  time.Duration
 	now    func() time.Duration
 	unique func() uint64
@@ -17,12 +17,12 @@ type Presence struct {
 	scanned atomic.Uint64
 }
 
-// Init prepares the presence of a host that has not joined.
-func (p *Presence) Init(lapse time.Duration, now func() time.Duration, unique func() uint64) {
+// init prepares the presence of a host that has not joined.
+func (p *presence) init(lapse time.Duration, now func() time.Duration, unique func() uint64) {
 	p.lapse, p.now, p.unique, p.wakeup = lapse, now, unique, make(chan struct{}, 1)
 }
 
-func (p *Presence) Wake() {
+func (p *presence) Wake() {
 	select {
 	case p.wakeup <- struct{}{}:
 	default:
@@ -30,35 +30,32 @@ func (p *Presence) Wake() {
 }
 
 // Wakeups returns a channel that receives a value if a step should be made before the next poll.
-func (p *Presence) Wakeups() <-chan struct{} { return p.wakeup }
+func (p *presence) Wakeups() <-chan struct{} { return p.wakeup }
 
 // Fresh reports whether this host is admitted and wrote a heartbeat less than half of Lapse ago. If not, nothing may be leased
 // or written.
-func (p *Presence) Fresh() bool {
+func (p *presence) Fresh() bool {
 	at := p.beatAt.Load()
 	return at != 0 && p.now()-time.Duration(at) < p.lapse/2
 }
 
-// Beat records the time at which a heartbeat was written.
-func (p *Presence) Beat(at time.Duration) { p.beatAt.Store(int64(max(1, at))) }
+// beat records the time at which a heartbeat was written.
+func (p *presence) beat(at time.Duration) { p.beatAt.Store(int64(max(1, at))) }
 
-// BeatAt returns the time of the last heartbeat. It is 0 while this host is not admitted.
-func (p *Presence) BeatAt() time.Duration { return time.Duration(p.beatAt.Load()) }
-
-// Silence ends the presence: Fresh returns false until the next heartbeat.
-func (p *Presence) Silence() {
+// silence ends the presence: Fresh returns false until the next heartbeat.
+func (p *presence) silence() {
 	p.beatAt.Store(0)
 	p.ticket.Store(0)
 }
 
 // Ticket returns a number that changes when the root must be scanned. It is 0 while this host is not admitted.
-func (p *Presence) Ticket() uint64 { return p.ticket.Load() }
+func (p *presence) Ticket() uint64 { return p.ticket.Load() }
 
-// ScanAgain requests a scan of the root.
-func (p *Presence) ScanAgain() { p.ticket.Store(max(1, p.unique())) }
+// scanAgain requests a scan of the root.
+func (p *presence) scanAgain() { p.ticket.Store(max(1, p.unique())) }
 
 // Scanned reports that a scan of the whole root has ended which began after Ticket returned ticket.
-func (p *Presence) Scanned(ticket uint64) { p.scanned.Store(ticket) }
+func (p *presence) Scanned(ticket uint64) { p.scanned.Store(ticket) }
 
-// IsScanned reports whether the scan that was requested last has ended.
-func (p *Presence) IsScanned() bool { return p.scanned.Load() == p.ticket.Load() }
+// isScanned reports whether the scan that was requested last has ended.
+func (p *presence) isScanned() bool { return p.scanned.Load() == p.ticket.Load() }

@@ -56,7 +56,7 @@ func (m *Member) Publish(temp, target string, r Record, credit *Credit) error {
 	case !made:
 		return err
 	}
-	if !m.enter(&d, &m.Credits) {
+	if !m.enter(&d, &m.credits) {
 		return fmt.Errorf("%w while it published %s", ErrFenced, target)
 	}
 	return nil
@@ -77,7 +77,7 @@ func (m *Member) settleDoubts() error {
 		case d.made && !m.back.Learn(&d.record): // The put has not ended.
 			settled = !m.doubt(d)
 		case d.made:
-			settled = !m.enter(&d, &m.Credits)
+			settled = !m.enter(&d, &m.credits)
 		default:
 			settled = over && err == nil || !m.doubt(d)
 		}
@@ -95,7 +95,7 @@ func (m *Member) flush(now time.Duration) error {
 	}
 	for range 2 {
 		if m.retry == nil {
-			a := m.Outbox.take()
+			a := m.outbox.take()
 			if len(a.records) == 0 {
 				break
 			}
@@ -107,7 +107,7 @@ func (m *Member) flush(now time.Duration) error {
 		m.published += m.retry.published()
 		for i := range m.retry.records {
 			if r := &m.retry.records[i]; r.Op == Damaged {
-				m.Docket.Learn(r)
+				m.docket.learn(r)
 			}
 		}
 		m.retry = nil

@@ -187,7 +187,7 @@ func (t *term) decideAll() error {
 			}
 			continue
 		}
-		if _, mine := t.m.Batches[n]; mine {
+		if _, mine := t.m.batches[n]; mine {
 			continue
 		} else if _, _, any := t.acks(n); any {
 			continue
@@ -211,7 +211,7 @@ func (t *term) decideAll() error {
 func (t *term) judge(n uint64, b *proposal) (over bool, err error) {
 	m := t.m
 	vetoes, all, _ := t.acks(n)
-	victims, mine := m.Batches[n]
+	victims, mine := m.batches[n]
 	switch {
 	case b.written && m.unread[n] > mostBad: // It is unknown which victims an earlier evictor removed, so every member checks them.
 		b.all = true
@@ -281,7 +281,7 @@ func (t *term) balance() error {
 			t.outside += p.Held
 			live = append(live, name)
 			if m.medium.seen(name, a) {
-				short[name] = p.Short()
+				short[name] = p.short()
 			}
 		}
 	}
@@ -315,7 +315,7 @@ func (t *term) balance() error {
 func (t *term) evict(level int64) {
 	proposed := map[ID]bool{}
 	for n, b := range t.batches {
-		victims, mine := t.m.Batches[n]
+		victims, mine := t.m.batches[n]
 		if !mine {
 			victims = b.victims
 		}
@@ -333,10 +333,10 @@ func (t *term) evict(level int64) {
 	if level > int64(high*float64(t.m.cfg.Capacity)) {
 		excess = level - int64(low*float64(t.m.cfg.Capacity))
 	}
-	victims := t.m.Choose(proposed, excess, maxBatch)
+	victims := t.m.choose(proposed, excess, maxBatch)
 	for part := range slices.Chunk(victims, maxBatch) {
 		t.propose(&proposal{victims: part})
-		t.m.Proposed(part)
+		t.m.proposed(part)
 	}
 	if len(victims) > 0 {
 		t.m.Wake()
