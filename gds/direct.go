@@ -243,8 +243,8 @@ func (s *DirectSlot) Write(fd int, from, to int64) error {
 	return s.file(fd, true, func(t *Thread, h *Handle) error { return s.move(t, h, true, from, to) })
 }
 
-// Read fills the slot from a file of size bytes, and its head from the slot. A file that ends before is an
-// io.ErrUnexpectedEOF.
+// Read fills the slot with a file of the given size, and copies the first bytes of the slot to Head. If the file is
+// shorter, the error is io.ErrUnexpectedEOF.
 func (s *DirectSlot) Read(fd int, size int64) error {
 	return s.file(fd, false, func(t *Thread, h *Handle) error {
 		if err := s.move(t, h, false, 0, size); err != nil {

@@ -18,9 +18,9 @@ func (c *clientMemory) withdrawn(id uint64) func() (back bool, err error) {
 		return nil
 	}
 	return func() (bool, error) {
-		// The processor may move an earlier load past a later one, on arm64 even past one with acquire semantics. It moves it
-		// neither past a store with release semantics, nor that store past a load with acquire semantics. The operations of
-		// sync/atomic have both.
+		// The processor may delay the loads of the pages past the load of the word; arm64 does so even if the latter has
+		// acquire semantics. The store between them prevents that: no load is delayed past a store with release semantics, and
+		// that store is not delayed past a load with acquire semantics. The operations of sync/atomic have these semantics.
 		var read atomic.Uint32
 		read.Store(1)
 		word, err := w.Load(0)

@@ -34,8 +34,9 @@ type LookupRequest struct {
 const PinShare = 0.5
 
 // TenantShare is the part of a root that leases may hold of one tenant's entries if there are several tenants. Beyond it,
-// lookups grant no further entries of the tenant. They also grant no unleased entry of the tenant when its leased entries take
-// as much of the root as is left. For lookups by another tenant, the limit is half of the rest.
+// lookups grant no further entries of the tenant. A further limit applies to entries without a lease: the tenant's leased
+// entries must take less of the root than the part without leases, and less than half of that part if the lookup is another
+// tenant's.
 const TenantShare = 0.5
 
 // Lookup grants a lease on the resident entries that have all needed pieces. These are the leading keys up to the first missing

@@ -27,8 +27,9 @@ import (
 type route interface {
 	// store fills the file of a put, its head last.
 	store(t *storeTask, f staging.File) error
-	// load opens a piece and reads its head. It may also deliver extents: those below done, except for the copy that
-	// last makes, which may run on another thread and after the call.
+	// load opens a piece and reads its head. It may also deliver extents: it then sets done to the end of those
+	// extents. If the copy of the last of them is still to be made, last makes it, possibly on another thread and after
+	// the call.
 	load(l *loading) error
 }
 

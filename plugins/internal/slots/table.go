@@ -77,8 +77,8 @@ func NewTable(maxSlots, maxGhosts uint32, lists List) (*Table, error) {
 	return t, nil
 }
 
-// Ghosts returns the number of ghosts for a policy with a paper that asks for a share of the capacity: percent of the
-// slots, and at least one.
+// Ghosts returns the number of ghosts that is the given percentage of the slots, and at least one. The papers of some
+// policies state it as such a share.
 func Ghosts(maxSlots uint32, percent uint32) uint32 {
 	return uint32(uint64(maxSlots)*uint64(percent)/100) + 1
 }

@@ -12,8 +12,8 @@ _EXITING = 0x4  # a flag of a thread (PF_EXITING)
 
 
 class Process:
-    """One process, even if another has its number after its end. A process that is not visible from here counts as
-    ended."""
+    """A process. Another process that gets its number later is not mistaken for it. A process that is not visible
+    from here counts as ended."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._fd = pid, -1

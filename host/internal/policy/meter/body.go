@@ -60,9 +60,9 @@ func (w *bodyRewriter) subtract() {
 	w.out = appendU32(w.out, w.global)
 }
 
-// checkFuel calls for more fuel when the counter is below zero. With again it is at the head of a loop and branches
-// back to that head afterwards. The code after it then has one predecessor, and a compiler keeps its values in
-// registers.
+// checkFuel emits code that calls the refuel function if the counter is below zero. If again is set, the code stands at
+// the head of a loop, and branches back to that head after the call. The code that follows then has only one
+// predecessor, so the compiler keeps its values in registers.
 func (w *bodyRewriter) checkFuel(again bool) {
 	w.out = append(w.out, opGlobalGet)
 	w.out = appendU32(w.out, w.global)

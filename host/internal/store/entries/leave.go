@@ -345,8 +345,8 @@ func (h *Hits) Of(slot uint32) uint32 {
 	return 0
 }
 
-// Taken reports whether the entry in a slot came from an offer of another host and no lookup was granted it since. This is also
-// lost at a restart, after which the entry may be offered once more.
+// Taken reports whether the entry in a slot came from an offer of another host, and no lookup has granted it since. A restart
+// loses this mark, so the entry may be offered once more afterwards.
 func (h *Hits) Taken(slot uint32) bool { return int(slot) < len(h.of) && h.of[slot] == taken }
 
 // Take marks the entry in a slot as coming from an offer of another host.

@@ -78,7 +78,7 @@ class _Offload:
         return not self.dropped and all(r in (Result.STORED, Result.RESIDENT) for r in results)
 
     def take_back(self) -> None:
-        """Takes the store back. The host does not publish pages that it has not read by now, even if it is stopped."""
+        """Withdraws the store. The host does not publish pages that it has not read by now, even if it is stopped."""
         for job in self.jobs:
             if not job.was_read:
                 job.withdraw()

@@ -3,7 +3,7 @@
 The engine gives a block to another request once no reference to it is left. While the host may read or write a block,
 the connector holds a reference of its own, as another request would. So no step and no load overwrites bytes that the
 host reads, and no request reads bytes that the host overwrites, even if the request of the job ends, is preempted or
-starts over.
+restarts.
 
 The engine cannot use a held block, and a request that waits for its load has blocks and cannot run. vLLM schedules its
 queue in order and stops at the first request that finds no blocks. So the holds have a bound. Once all running requests
@@ -15,7 +15,7 @@ have ended,
   more than half of the blocks may have a hit that leaves too few blocks for that; its load leaves the blocks that the
   largest other request needs.
 
-The blocks of an unread store become free in any case, since the store is taken back (see kvhost.withdrawals).
+The blocks of an unread store become free in any case, since the store is withdrawn (see kvhost.withdrawals).
 
 Connectors of one engine share its blocks and the bound, which counts the holds of all of them. A block that two
 hosts read counts for both."""

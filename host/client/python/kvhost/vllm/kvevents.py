@@ -174,8 +174,8 @@ class KVEvents:
     def _apply(self, stage: int, change: Change) -> None:
         kind, e = change.kind, change.event
         if kind == Changed.RESET:
-            # The reader may have dropped chunks that were described only since: a lookup has found them, or will find
-            # them.
+            # The reader may have dropped changes of chunks that were described only later. A lookup has found these
+            # chunks, or will find them.
             self._snapshots[stage] = (change.when, {})
         elif kind == Changed.COMPLETE:
             since, there = self._snapshots.pop(stage, (0.0, {}))

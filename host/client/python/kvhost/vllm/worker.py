@@ -29,7 +29,7 @@ _NO_SESSION = "no session with the host"
 _NO_ANSWER = "the host does not answer"
 _OTHER_ADAPTER = "the engine has loaded other files of the LoRA adapter"
 
-#: Seconds from the cancellation of a load until its request starts over without it.
+#: Seconds from the cancellation of a load until its request restarts without it.
 _CANCEL_SECONDS = 5.0
 _CANCEL_SECONDS_IN_STEP = 1.0  # the same for a load inside a step, which all requests of the step wait for
 _LOOK_SECONDS = 0.02  # seconds between two checks that a host still answers while a step waits for it
@@ -224,7 +224,7 @@ class Worker:
 
     @staticmethod
     def _cancel_store(store: _Store) -> None:
-        """Takes a store back that the host has not read. An older host has the blocks until it has cancelled the
+        """Withdraws a store that the host has not read. An older host uses the blocks until it has cancelled the
         store."""
         for job, _ in store.jobs:
             if not job.was_read:
