@@ -12,6 +12,6 @@
 // Requests are dealt to N concurrent sessions such that a conversation stays in one and keeps its order: see
 // [dealer]. Each session is one engine with R ranks, and each rank is a client session with its own memory.
 //
-// Before each load the destination pages are overwritten with a poison pattern, and the block ids are drawn anew, so
+// Before each load the destination pages are overwritten with a poison pattern, and the block ids are drawn again, so
 // that neither stale bytes nor a wrong block can look right.
 package replay

@@ -6,8 +6,8 @@
 //
 // Entering a guest costs tens of nanoseconds. Parsing, allocation or a second copy costs more than the decision. A
 // batch of records that both sides read in place costs a few nanoseconds per event. Guests in any language can provide
-// a static array, while an allocator that both sides share is a common source of leaks. A view of a buffer is made anew
-// after each call, because a call may have grown, and so moved, the memory.
+// a static array, while an allocator that both sides share is a common source of leaks. A view of a buffer is made
+// again after each call, because a call may have grown, and so moved, the memory.
 //
 // # No WithCloseOnContextDone
 //

@@ -217,7 +217,7 @@ func (a *Account) Check(tenants []int64, quarantine int64) error {
 	return nil
 }
 
-// Reset empties the account, as for a root that is opened anew.
+// Reset empties the account, for a root that is opened again.
 func (a *Account) Reset() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -48,7 +48,7 @@ class EventStream:
     def __init__(
         self, path: str, channel: grpc.Channel, namespace: bytes, key_bytes: int, after: Position | None, *, owned: bool = False
     ) -> None:
-        """With ``owned`` the channel ends with the stream."""
+        """``owned`` says that the stream closes the channel at its end."""
         self._path, self._origin = path, Origin()
         self._channel = channel if owned else None
         self._key_bytes = key_bytes

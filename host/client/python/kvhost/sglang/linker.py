@@ -301,7 +301,7 @@ class KvhostLinker(UnifiedCacheLinker):
         return batch.index
 
     def _load_batch(self, batch: Batch, queued: Sequence[tuple[Found, list[tuple[Any, list[int]]]]]) -> None:
-        """On the loading thread."""
+        """Loads a batch. Runs on the loading thread."""
         session, due = queued[0][0].session, time.monotonic() + self._options.load_timeout
         try:
             batch.device_ready.synchronize()  # earlier work of the device may still use the pages
@@ -423,7 +423,7 @@ class KvhostLinker(UnifiedCacheLinker):
         return True
 
     def _store(self, offload: _Offload) -> None:
-        """On the offloading thread."""
+        """Stores pages once the device has written them. Runs on the offloading thread."""
         try:
             for event in offload.ready:
                 event.synchronize()

@@ -101,7 +101,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     registered: dict[tuple[int, int], Registration] = field(default_factory=dict)  # (stage, rank), in its first report
     epochs: dict[tuple[int, int], int] = field(default_factory=dict)  # (stage, rank): epoch of its session, -1 for none
     free: Counter[int] = field(default_factory=Counter)  # by order: number of ranks on which the host has ended the use of its blocks
-    stored: list[bytes] = field(default_factory=list)  # keys of chunks that were written anew
+    stored: list[bytes] = field(default_factory=list)  # keys of chunks that were written, and were not resident before
     failed: dict[str, dict[int, bytes]] = field(default_factory=dict)  # by request and chunk index: the key if its bytes are bad, else b""
     broken: set[int] = field(default_factory=set)  # blocks that a failed load inside the step did not fill
     abandoned: dict[int, str] = field(default_factory=dict)  # requests of loads that the host neither ends nor cancels, by order

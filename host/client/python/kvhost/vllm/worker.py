@@ -198,7 +198,7 @@ class Worker:
             self._work.put(partial(self._send, store))
 
     def _send(self, store: _Store) -> None:
-        """On the sending thread."""
+        """Sends a store once its pages are written. Runs on the sending thread."""
         try:
             store.ready()
         except Exception as e:
