@@ -167,8 +167,8 @@ func (b *Batch) Wait() error {
 	return nil
 }
 
-// queue is Wait without waiting, if the kernel moves the pages: later work on this thread runs after it. Wait for
-// the stream even after an error.
+// queue starts the batch. If the kernel moves the pages, it does not wait for the end, because later work on this
+// thread runs after the batch. Otherwise it is Wait. The caller must wait for the stream even after an error.
 func (b *Batch) queue() error {
 	b.noWait = true
 	return b.Wait()

@@ -99,8 +99,8 @@ func (p *Piece) Root() string { return p.root.Path }
 // Size returns the size of the file.
 func (p *Piece) Size() int64 { return p.size }
 
-// Expected returns the head that the piece probably has: that of a piece written now, without its table. Verify returns the
-// real one.
+// Expected returns the probable head of the piece, without its table: the head that a piece would have if it were written now.
+// Verify returns the real one.
 func (p *Piece) Expected() Head {
 	plan := p.class.Plan
 	compressed := p.size != pieceformat.FileBytes(plan)

@@ -316,7 +316,7 @@ class StoreJob(_Job):
             checked(self._answer)
 
     def withdraw(self) -> bool:
-        """Takes back the store and all earlier stores of the session, without waiting for the host, which may be
+        """Withdraws the store and all earlier stores of the session. It does not wait for the host, which may be
         stopped. The blocks may be used again when this returns. The host does not publish a store that it had not
         read by then; the job still completes. Returns False, without effect, if :meth:`Session.share_withdrawals`
         was not called before or the host does not know it."""

@@ -102,8 +102,8 @@ class Known:
             new.unlink(missing_ok=True)
 
     def _forget(self) -> None:
-        """Removes the oldest digests if there are many. The first files of samples are never forgotten, or another
-        model would get their name."""
+        """Removes the oldest digests if there are many. The records of first samples stay for ever. Otherwise
+        another model with the same sample would get the name of the first one."""
         known = []
         for file in [f for f in self._directory.iterdir() if not f.name.startswith("samples-")]:
             with suppress(FileNotFoundError):  # another process may have removed it

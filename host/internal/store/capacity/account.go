@@ -308,10 +308,10 @@ func (a *Account) keep(total int64) int64 {
 	return max(a.bounds.MinFree, int64(math.Ceil(a.bounds.MinFreePart*float64(total))))
 }
 
-// Full records that the file system was full although the account had room. The bytes written so far, or at least one entry in
-// case others have freed space, are the limit for a while. The first such pause is least. It doubles, up to most, each time the
-// file system is full again before more could be written. It starts again at least after the file system has had room for the
-// time most.
+// Full records that the file system was full although the account had room. For a pause, the bytes written so far are the
+// limit, or the bytes of one entry if that is more, in case others have freed space. The first pause has the length least. If
+// the file system is full again before more could be written, the next pause is twice as long, but not longer than most. After
+// more than the time most with room, or once more could be written, the first length applies again.
 func (a *Account) Full(entry, unwritten int64, least, most time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

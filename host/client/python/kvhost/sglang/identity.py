@@ -31,7 +31,7 @@ def kind(
     more: tuple[tuple[str, str], ...] = (),
 ) -> Kind:
     """Returns the kind of the objects of one host pool on one rank. ``form`` is the form of a page as an object: the
-    pool's own buffers, or flat. ``more`` must agree, too."""
+    pool's own buffers, or flat. ``more`` has further pairs of a name and a text that must be equal to share objects."""
     return Kind(
         model=config.model_name or "unknown",
         engine="sglang",
