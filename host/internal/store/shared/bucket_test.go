@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/testkit/scheduler"
 )
 
 // onBucket is three hosts of a bucket.
@@ -64,6 +65,25 @@ func TestTheServerIsAway(t *testing.T) {
 		for _, n := range m.nodes {
 			m.Kill(n)
 		}
+	}
+}
+
+// TestAHostThatReadsNoLogs cannot acknowledge, so it is given up although it can write.
+func TestAHostThatReadsNoLogs(t *testing.T) {
+	m := newOnBucket(t, 2)
+	defer m.end()
+	m.run(6 * modelLapse)
+	other := m.nodes[slices.IndexFunc(m.nodes, func(n *node) bool { return n.term == nil })]
+	m.b.broken = func(t *scheduler.Thread, verb, name string) bool {
+		return t.Process == other && verb == "get" && strings.HasPrefix(name, "log/")
+	}
+	m.run(6 * modelLapse)
+	var givenUp uint64
+	for _, n := range m.nodes {
+		givenUp += n.Stats().GivenUp
+	}
+	if givenUp == 0 {
+		t.Error("no host was given up, and what the others want to evict waits for it")
 	}
 }
 

@@ -27,8 +27,9 @@ type objects struct {
 	ids     uint64
 	fault   error // what must hold and did not
 	after   func(t *scheduler.Thread, verb, name string) error
-	late    int64             // objects that were stored late
-	owners  map[uint64]string // by term
+	broken  func(t *scheduler.Thread, verb, name string) bool // requests that fail
+	late    int64                                             // objects that were stored late
+	owners  map[uint64]string                                 // by term
 }
 
 type object struct {
@@ -167,7 +168,7 @@ func (w *objects) request(verb, name string, act func() error) error {
 	if w.faulty {
 		fault = w.Rng.IntN(100)
 	}
-	if fault == 0 || w.away {
+	if fault == 0 || w.away || w.broken != nil && w.broken(t, verb, name) {
 		w.note("%s %s FAILS", verb, name)
 		return errNoAnswer
 	}

@@ -71,6 +71,13 @@ func (d *docket) proposed(victims []Victim) {
 	}
 }
 
+// unreport notes that the batch of victims ended unread, so that they can be reported again.
+func (d *docket) unreport(victims []Victim) {
+	for i := range victims {
+		delete(d.reported, victims[i].ID())
+	}
+}
+
 // retire applies a decision. If known is false the decision is no longer there: the batch was decided before this member
 // acknowledged it, and the store checks at the next use of a victim whether it still exists.
 func (d *docket) retire(n uint64, known bool, spared func(i int) bool) {

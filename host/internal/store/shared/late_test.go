@@ -459,6 +459,27 @@ func TestNumbersOfNoEpoch(t *testing.T) {
 	}
 }
 
+// TestABatchThatCannotBeRead ends with its victims spared, and they can be proposed again.
+func TestABatchThatCannotBeRead(t *testing.T) {
+	byHand(t, func(s *hands) {
+		k := modelKey(46)
+		s.store(s.c, k)
+		s.rounds(3, s.c, s.b, s.a)
+		s.condemn(k)
+		for name, f := range s.files {
+			if strings.Contains(name, "/journal/j") {
+				f.data = []byte("damaged")
+			}
+		}
+		s.rounds(mostBad+3, s.b, s.c, s.a)
+		if !s.b.index[k].grantable() {
+			t.Errorf("%d is not granted after the batch ended", k[0])
+		}
+		s.condemn(k)
+		s.until(k, s.b, s.c, s.a)
+	})
+}
+
 // TestAClaimOfNonsense: a member that goes on telling what none can have is given up, and costs the others no credit.
 func TestAClaimOfNonsense(t *testing.T) {
 	for _, claim := range []claim{{Held: math.MaxInt64}, {Want: -1}, {Returned: math.MaxInt64}, {Free: math.MinInt64}} {
