@@ -65,7 +65,8 @@
 // only.
 //
 // A member logs what it published before others see its acknowledgement, so its record of a victim cannot follow the decision.
-// The log of a dead host is closed before any decision is made without that host. So a member first lists the decisions, then
+// The log of a dead host is closed before any decision is made without that host, and the pieces that the evictor finds of such
+// a host are logged before the next decision. So a member first lists the decisions, then
 // reads all logs, and then applies the decisions: it never learns of a victim after its removal. If it cannot read a log it
 // applies no decision. A record of a piece, and a victim, contains the names of its files where they are not the built-in ones.
 // If two hosts publish a piece at the same time under two names, every member learns of both, and the victim has both. Pieces of
@@ -103,7 +104,7 @@
 // A piece is published by a hard link. After the link the log is appended to, and only then is the name of the temporary
 // removed. So a temporary with two links was published, and a victim has no name among the temporaries. The evictor that sweeps
 // the temporaries of a dead host reads from the header which piece it is and where its other name is, counts it, and logs it for
-// the other hosts before any later decision. A temporary with a damaged header is emptied, because the others could not learn
+// the other hosts. A temporary with a damaged header is emptied, because the others could not learn
 // its size. A link call that returns an error may have succeeded; the link count of the temporary tells.
 //
 // At worst a host is paused before or after any operation, for any time. After it was expelled, its operations on names fail. A

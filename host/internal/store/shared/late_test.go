@@ -2,8 +2,10 @@ package shared
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -24,12 +26,23 @@ type hands struct {
 	a, b, c *node
 	broken  map[*node]func(name string) error // of opening or removing a file, and after a rename to a name
 	boots   uint64
+	damaged bool // temporaries that were published
 }
 
-// damagedBackend cannot read a temporary that was published.
-type damagedBackend struct{ *node }
+// sweeper reads temporaries that were published, or none.
+type sweeper struct {
+	*node
+	damaged *bool
+}
 
-func (damagedBackend) Identify(string, staging.Info) (Record, error) { return Record{}, ErrDamaged }
+func (b sweeper) Identify(name string, info staging.Info) (Record, error) {
+	if *b.damaged {
+		return Record{}, ErrDamaged
+	}
+	var num int
+	fmt.Sscanf(path.Base(name), "%d", &num)
+	return Record{Key: modelKey(num), Pieces: 1, Bytes: info.Allocated}, nil
+}
 
 type failingFS struct {
 	hostFS
@@ -63,7 +76,7 @@ func (f failingFS) Rename(from, to string) error {
 // byHand runs a test's history with hosts that have met.
 func byHand(t *testing.T, history func(s *hands)) {
 	t.Helper()
-	s := &hands{world: newWorld(1), t: t, broken: map[*node]func(string) error{}}
+	s := &hands{world: newWorld(1), t: t, damaged: true, broken: map[*node]func(string) error{}}
 	s.Start("test", nil, func(*scheduler.Thread) error {
 		s.a, s.b, s.c = s.boot("a"), s.boot("b"), s.boot("c")
 		for s.a.Stats().State != Active {
@@ -101,7 +114,7 @@ func (s *hands) boot(id string) *node {
 	n.Member, err = New(Config{
 		Dir: "/r", Host: id, Capacity: modelCapacity, Lapse: modelLapse, FS: n.files,
 		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return s.Now },
-	}, damagedBackend{n})
+	}, sweeper{n, &s.damaged})
 	testenv.NoError(s.t, err)
 	return n
 }
@@ -189,6 +202,16 @@ func TestVictimIsNotLearnedLate(t *testing.T) {
 			s.before("write", "/log.0", func() { s.until(k, s.a, s.b) })
 			s.round(s.c) // ends with a write to a file that it had opened before it was given up
 			s.round(s.b, s.a)
+		})
+	})
+	t.Run("its host died before it wrote the log", func(t *testing.T) {
+		byHand(t, func(s *hands) {
+			s.damaged = false
+			s.store(s.c, k)
+			s.condemn(k)
+			s.round(s.b)
+			s.until(k, s.a, s.b)
+			s.rounds(3, s.b, s.a)
 		})
 	})
 	t.Run("its host died before it acknowledged", func(t *testing.T) {

@@ -63,6 +63,7 @@ type incarnation struct {
 	docket
 	published int64    // bytes published according to this member's log
 	retry     *attempt // the log write that failed; nil if none did. Others may have read part of it.
+	relayed   bool     // set while pieces of members that are gone are not logged
 	peers     map[string]*peer
 	unread    map[uint64]int // failed reads of each batch
 }
@@ -248,7 +249,7 @@ func (m *Member) takeGrant() error {
 
 // relay learns and logs a piece that a member which is gone has published and not logged. temp is its temporary if there is one.
 func (m *Member) relay(r Record, temp string) {
-	r.Op = Relayed
+	r.Op, m.relayed = Relayed, true
 	m.docket.learn(&r)
 	m.outbox.relay(r, temp)
 }

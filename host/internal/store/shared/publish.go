@@ -112,5 +112,6 @@ func (m *Member) flush(now time.Duration) error {
 		}
 		m.retry = nil
 	}
+	m.relayed = false
 	return m.medium.tidy(now)
 }

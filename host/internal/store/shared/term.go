@@ -72,8 +72,11 @@ func (t *term) step(now time.Duration) error {
 	if err := t.m.medium.start(now); err != nil {
 		return err
 	}
-	failed := []error{t.admit(now), t.removeGone(now), t.decideAll(), t.balance(), t.write()}
-	return errors.Join(append(failed, t.m.medium.finish(now))...)
+	failed := []error{t.admit(now), t.removeGone(now)}
+	if !t.m.relayed { // Members must not learn of a victim after its removal.
+		failed = append(failed, t.decideAll())
+	}
+	return errors.Join(append(failed, t.balance(), t.write(), t.m.medium.finish(now))...)
 }
 
 // account returns the account of a member, which it opens if there is none.
