@@ -304,7 +304,10 @@ func (r *root) tryLocks(ctx context.Context) (err error) {
 
 // notLocked returns the error for a lock that could not be taken.
 func (r *root) notLocked(err error) error {
-	if errors.Is(err, staging.ErrLocked) {
+	if errors.Is(err, staging.ErrLocked) && r.cfg.Shared {
+		return fmt.Errorf("%w: %s: %w; a host with the same store.host_id, %s, has joined: stop it, or give each host a host_id (the default is the "+
+			"machine's, so hosts of one machine need one)", ErrRootBusy, r.Path, err, r.store.cfg.HostID)
+	} else if errors.Is(err, staging.ErrLocked) {
 		return fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, or set shared = true on both",
 			ErrRootBusy, r.Path, err)
 	}

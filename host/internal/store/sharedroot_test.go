@@ -383,8 +383,8 @@ func testRestartOfASharedRoot(t *testing.T, p *meeting) {
 		b.mustRead(n)
 	}
 	_, err := Open(context.Background(), b.cfg)
-	if !errors.Is(err, ErrRootBusy) {
-		t.Errorf("two hosts of one id: %v", err)
+	if !errors.Is(err, ErrRootBusy) || !strings.Contains(err.Error(), "same store.host_id, b") {
+		t.Errorf("two hosts of one id: %v, want %v, which names the id", err, ErrRootBusy)
 	}
 	must(t, errors.Join(a.store.Close(), b.store.Close()))
 	if !p.rest(0) {
