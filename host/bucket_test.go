@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -125,29 +124,6 @@ func TestBucketBehindADirectory(t *testing.T) {
 	}
 	if n, want := s.Count("PART"), 3; n != want {
 		t.Errorf("%d parts were sent, want %d: one upload of 20 MiB", n, want)
-	}
-}
-
-// TestBucketsAreValidated: what has no meaning for a bucket, or for anything else, is refused by name.
-func TestBucketsAreValidated(t *testing.T) {
-	for name, change := range map[string]func(r *config.Root){
-		"path":          func(r *config.Root) { r.Path = "s3://" },
-		"route":         func(r *config.Root) { r.Route = config.RouteDirect },
-		"require_mount": func(r *config.Root) { r.RequireMount = true },
-		"min_free":      func(r *config.Root) { r.MinFree.Bytes = 1 },
-		"endpoint":      func(r *config.Root) { r.Endpoint = "s3.example.org" },
-		"ca_file":       func(r *config.Root) { r.CAFile = "/none" },
-		"region":        func(r *config.Root) { r.Path, r.Region = "/a", "eu-central-1" },
-	} {
-		c := configuration(t)
-		c.Roots = []config.Root{{Path: "s3://bucket/prefix", Capacity: 1 << 30}}
-		testenv.OK(t, c.Validate())
-		change(&c.Roots[0])
-		key, _, _ := strings.Cut(name, "/")
-		var problem *config.Problem
-		if err := c.Validate(); !errors.As(err, &problem) || problem.Path != "root[0]."+key {
-			t.Errorf("root in a bucket with %s: got %v", name, err)
-		}
 	}
 }
 
@@ -336,37 +312,6 @@ func TestMemoryRootIsPageLocked(t *testing.T) {
 	}
 	if text := log.String(); !strings.Contains(text, "route=memory") || double.Calls("cuFileDriverOpen") != 0 {
 		t.Errorf("cuFile was opened, or the route not told: %s", text)
-	}
-}
-
-// What has no meaning for memory is refused by name.
-func TestMemoryRootsAreValidated(t *testing.T) {
-	for name, change := range map[string]func(r *config.Root){
-		"path":          func(r *config.Root) { r.Path = "memory:A/b" },
-		"capacity":      func(r *config.Root) { r.Capacity = 4096 },
-		"shared":        func(r *config.Root) { r.Shared = true },
-		"route":         func(r *config.Root) { r.Route = config.RouteDirect },
-		"require_mount": func(r *config.Root) { r.RequireMount = true },
-		"min_free":      func(r *config.Root) { r.MinFree.Bytes = 1 },
-		"daily_writes":  func(r *config.Root) { r.DailyWrites = 1 },
-	} {
-		c := configuration(t)
-		c.Roots = []config.Root{{Path: "memory:", Capacity: 1 << 30}}
-		testenv.OK(t, c.Validate())
-		change(&c.Roots[0])
-		var problem *config.Problem
-		if err := c.Validate(); !errors.As(err, &problem) || problem.Path != "root[0]."+name {
-			t.Errorf("root in memory with %s: got %v", name, err)
-		}
-	}
-	c := configuration(t)
-	c.Roots = []config.Root{{Path: "memory:a", Capacity: 1 << 30}, {Path: "memory:a", Capacity: 1 << 30}}
-	if err := c.Validate(); err == nil {
-		t.Error("two roots with one name")
-	}
-	c.Roots = []config.Root{{Path: "./memory:", Capacity: 1 << 30}}
-	if c.Roots[0].Kind() != config.Directory {
-		t.Error("./memory: is a directory")
 	}
 }
 

@@ -191,3 +191,35 @@ func TestKeysThatAreGone(t *testing.T) {
 		}
 	}
 }
+
+// What has no meaning for a kind of root is refused by name.
+func TestKeysOfOtherKinds(t *testing.T) {
+	for _, c := range []struct{ path, line, key string }{
+		{"s3://", "", "path"},
+		{"s3://bucket/prefix", "route = 'direct'", "route"},
+		{"s3://bucket/prefix", "require_mount = true", "require_mount"},
+		{"s3://bucket/prefix", "min_free = 1", "min_free"},
+		{"s3://bucket/prefix", "endpoint = 's3.example.org'", "endpoint"},
+		{"s3://bucket/prefix", "ca_file = '/none'", "ca_file"},
+		{"/a", "region = 'eu-central-1'", "region"},
+		{"memory:A/b", "", "path"},
+		{"memory:", "capacity = 4096", "capacity"},
+		{"memory:", "shared = true", "shared"},
+		{"memory:", "route = 'direct'", "route"},
+		{"memory:", "require_mount = true", "require_mount"},
+		{"memory:", "min_free = 1", "min_free"},
+		{"memory:", "daily_writes = 1", "daily_writes"},
+		{"memory:a", "[[root]]\npath = 'memory:a'", "path"},
+	} {
+		_, err := Load(Source{File: write(t, "[[root]]\npath = '"+c.path+"'\n"+c.line+"\n")})
+		if err == nil || !strings.Contains(err.Error(), "root[0]."+c.key) && !strings.Contains(err.Error(), "root[1]."+c.key) {
+			t.Errorf("a root with path %q and %q: got %v, want that it is %s", c.path, c.line, err, c.key)
+		}
+	}
+	for _, path := range []string{"s3://bucket/prefix", "memory:", "./memory:"} {
+		l, err := Load(Source{File: write(t, "[[root]]\npath = '"+path+"'\n")})
+		if err != nil || (l.Config.Roots[0].Kind() == Directory) != (path == "./memory:") {
+			t.Errorf("a root with path %q: got kind %v, %v", path, l, err)
+		}
+	}
+}

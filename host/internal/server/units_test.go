@@ -9,12 +9,10 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/testkit/sizestest"
 	"github.com/kvhost/kvhost/host/kv"
@@ -203,90 +201,5 @@ func TestUnitsAreRefused(t *testing.T) {
 	var refused *client.HostError
 	if !errors.As(err, &refused) || refused.Field != "namespace.tensor_parallel" {
 		t.Errorf("a session of another size in the same engine: %v", err)
-	}
-}
-
-// Engines of three sizes store and load at random at once, in a root that has room for a quarter of it: what is found is right, the root
-// keeps within its capacity, and the next host has what is left, for all sizes.
-func TestSizesInOneRoot(t *testing.T) {
-	const prompts, rounds, capacity = 32, 24, 8 << 20
-	root, m := filepath.Join(t.TempDir(), "root"), sizestest.Model{Heads: 8, Units: 8}
-	life := func(name string, live func(t *testing.T, r *rig, engines []*shards)) {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, func(_ *Config, sc *store.Config) { sc.Roots[0].Path, sc.Roots[0].Capacity = root, capacity })
-			var engines []*shards
-			for i, tensor := range []int{1, 2, 4} {
-				shape := sizestest.Shape{Tensor: tensor, Block: 16 << i, HND: i%2 == 0}
-				engines = append(engines, r.shards(t, m, shape, fmt.Sprint(tensor)))
-			}
-			live(t, r, engines)
-			if had := r.store.Stats().Roots[0]; had.Used > capacity || had.Orphaned+had.Held > 0 {
-				t.Errorf("the root counts %d bytes of %d, %d orphaned, %d in quarantine", had.Used, capacity, had.Orphaned, had.Held)
-			}
-		})
-	}
-	whole := func(t *testing.T, s *shards, prompt int) int {
-		found := s.look(prompt)
-		if found.Hits() > 0 {
-			if failed := s.load(prompt, found); len(failed) > 0 {
-				t.Errorf("%s has not got %v of prompt %d", s, failed, prompt)
-			}
-		}
-		return found.Hits()
-	}
-	left := 0
-	life("first", func(t *testing.T, r *rig, engines []*shards) {
-		var all sync.WaitGroup
-		for _, s := range engines {
-			all.Go(func() {
-				for range rounds {
-					s.store(s.Rand.IntN(prompts))
-					whole(t, s, s.Rand.IntN(prompts))
-				}
-			})
-		}
-		all.Wait()
-		if n := r.store.Stats().Roots[0].Evictions; n == 0 {
-			t.Error("nothing was evicted")
-		}
-		for prompt := range prompts {
-			left += whole(t, engines[0], prompt)
-		}
-	})
-	life("second", func(t *testing.T, _ *rig, engines []*shards) {
-		for _, s := range engines {
-			hits := 0
-			for prompt := range prompts {
-				hits += whole(t, s, prompt)
-			}
-			if hits != left || hits == 0 {
-				t.Errorf("%s has %d hits, want the %d of the first life", s, hits, left)
-			}
-		}
-	})
-}
-
-// Hosts that share a root serve each other's engines of other sizes.
-func TestSizesShareARootOfHosts(t *testing.T) {
-	root, m := filepath.Join(t.TempDir(), "root"), sizestest.Model{Heads: 4, Units: 4}
-	host := func(id string, shape sizestest.Shape) *shards {
-		r := newRig(t, func(_ *Config, sc *store.Config) {
-			sc.HostID = id
-			sc.Roots[0].Path, sc.Roots[0].Shared, sc.Roots[0].Poll = root, true, 20*time.Millisecond
-		})
-		return r.shards(t, m, shape, id)
-	}
-	a := host("a", sizestest.Shape{Tensor: 1, Block: 16})
-	b := host("b", sizestest.Shape{Tensor: 4, Block: 64, HND: true})
-	for prompt, from := range []*shards{a, b} {
-		to := []*shards{b, a}[prompt]
-		until(t, "a host may write to the shared root", func() bool {
-			from.store(prompt)
-			return from.look(prompt).Hits() == sizestest.Prompt
-		})
-		until(t, "the other host sees what was stored", func() bool { return to.look(prompt).Hits() == sizestest.Prompt })
-		if failed := to.load(prompt, to.look(prompt)); len(failed) > 0 {
-			t.Errorf("%s has not got %v of what %s has stored", to, failed, from)
-		}
 	}
 }
