@@ -29,7 +29,7 @@ func (r *root) apart() error {
 			others[[2]uint64{info.Dev, info.Ino}] = o.Path
 		}
 	}
-	if o, ok := others[[2]uint64{self.Dev, self.Ino}]; ok && !missing {
+	if o, ok := others[[2]uint64{self.Dev, self.Ino}]; ok {
 		return fmt.Errorf("%w: the roots %s and %s are one directory; name it once", ErrConfig, r.Path, o)
 	}
 	for below := self; ; above += "/.." {

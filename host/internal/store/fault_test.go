@@ -325,14 +325,17 @@ func TestAPieceThatIsNotWhole(t *testing.T) {
 }
 
 // TestEntryGoesWhileARankIsWritten: the damage of one rank's piece drops the entry. Another's that is published afterwards
-// does not stay without one.
+// does not stay without one, and none is added.
 func TestEntryGoesWhileARankIsWritten(t *testing.T) {
-	f := newFixture(t, 10, 2)
-	must(t, f.putRank(0, 1, 0, 0b11))
+	f := newFixture(t, 10, 3)
+	must(t, f.putRank(0, 1, 0, 0b111))
 	p, err := f.store.Put(t.Context(), f.request(1, 1, 1))
 	must(t, err)
 	must(t, write(p))
 	f.root().drop(p.mark, 0)
+	if _, err := f.store.Put(t.Context(), f.request(1, 1, 2)); !errors.Is(err, ErrResident) {
+		t.Errorf("a put of a rank of a dropped entry: error %v, want %v", err, ErrResident)
+	}
 	if err := p.Publish(t.Context()); !errors.Is(err, ErrGone) {
 		t.Errorf("a piece of a dropped entry: error %v, want %v", err, ErrGone)
 	}

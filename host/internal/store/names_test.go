@@ -446,6 +446,9 @@ func TestPublicationInDoubt(t *testing.T) {
 			}
 			faulty.Set()
 			r := f.root()
+			if !r.Orphans.Has(f.builtin(testKey(0))) {
+				t.Error("a scan would count the file again")
+			}
 			if disk, _ := usage(t, r.Path); disk > 0 != there || r.Account.Figures().Used != pieceBytes {
 				t.Errorf("%d bytes on disk, the account says %d", disk, r.Account.Figures().Used)
 			}

@@ -88,32 +88,6 @@ func TestMoreNamespacesKeptThanPlaces(t *testing.T) {
 	}
 }
 
-// TestDamagedFileOfDormantNamespace: a file is known by its path to be the store's although no sound piece says whose
-// it is.
-func TestDamagedFileOfDormantNamespace(t *testing.T) {
-	f := newFixture(t, 8, 1)
-	other := testNamespace(1)
-	other.Revision = "other"
-	mine := f.ns
-	var err error
-	f.space, err = f.store.Namespace(context.Background(), other)
-	must(t, err)
-	f.mustPut(0)
-	name := f.pieceFile(0, 0)
-	f.ns = mine
-	must(t, f.store.Close())
-	must(t, os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)))
-	put(t, name, make([]byte, pieceformat.Page))
-	f.start()
-	<-f.store.ScanDone()
-	if st := f.store.Stats().Roots[0]; st.Quarantined != 1 || st.Foreign != 0 {
-		t.Errorf("%d quarantined, %d foreign", st.Quarantined, st.Foreign)
-	}
-	if _, err := f.store.catalog.ClassFor(&pieceformat.Header{Namespace: kv.Digest{1}}); err == nil {
-		t.Error("a namespace that nobody has kept")
-	}
-}
-
 // TestDormantNamespaceIsLent: files of a namespace that no session has opened since the start are lent as they are.
 func TestDormantNamespaceIsLent(t *testing.T) {
 	for name, again := range map[string]func(*fixture){"checkpoint": (*fixture).restart, "scan": (*fixture).crash} {

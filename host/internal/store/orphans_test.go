@@ -172,12 +172,12 @@ func (f *fixture) covers(when string) {
 // TestATakenFileIsCounted: a put has taken over a victim's file, and needs more room; it gets it, or ends without. Lookups and
 // loads do not wait for it.
 func TestATakenFileIsCounted(t *testing.T) {
-	for more, want := range map[string]error{"": nil, " eacces": ErrNoSpace} {
+	for more, want := range map[string]error{": hang": nil, ": hang eacces": ErrNoSpace, ": eacces\nremove **.tmp 1st: hang": ErrNoSpace} {
 		fsys := faultfs.New(staging.OS())
 		f := newFixture(t, 4, 2, func(c *Config) { c.FS = fsys })
 		f.mustPut(0, 1, 2, 3)
 		var err error
-		f.whileHanging(fsys, "remove **_r1.kv 1st: eio\nremove **.kv 2nd: hang"+more, func() {
+		f.whileHanging(fsys, "remove **_r1.kv 1st: eio\nremove **.kv 2nd"+more, func() {
 			var p *Put
 			if p, err = f.store.Put(t.Context(), f.request(9, 0, 0)); err == nil {
 				p.Abort(context.Canceled)
@@ -186,8 +186,8 @@ func TestATakenFileIsCounted(t *testing.T) {
 			if n := len(f.temporaries()); n != 1 {
 				t.Errorf("%d temporaries, want the file that was taken over", n)
 			}
-			if f.mustRead(3); f.has(1) {
-				t.Error("a hit on an entry that is being unlinked")
+			if f.mustRead(3); f.has(1) != strings.Contains(more, ".tmp") { // or it could not be unlinked
+				t.Errorf("remove **.kv 2nd%s: hit %t of the entry that is being unlinked", more, f.has(1))
 			}
 		})
 		if !errors.Is(err, want) {

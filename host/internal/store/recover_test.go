@@ -176,52 +176,6 @@ func TestCapacityShrinks(t *testing.T) {
 	f.checkUsed()
 }
 
-// TestLayoutPolicyChanges reads pieces with the plan that they were written under.
-func TestLayoutPolicyChanges(t *testing.T) {
-	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) {
-		return blockMajor{}, nil
-	})
-	f := newFixture(t, 10, 1, func(c *Config) { c.Policies.Layout = handle(layout) })
-	f.mustPut(0, 1)
-	before := f.space.Plan(0)
-	f.cfg.Policies.Layout = nil
-	f.restart()
-	f.mustPut(2)
-	if f.space.Plan(0).Digest() == before.Digest() {
-		t.Fatal("both policies lay out alike")
-	}
-	for n, want := range map[uint64]string{
-		0: before.Digest().String(), 1: before.Digest().String(), 2: f.space.Plan(0).Digest().String(),
-	} {
-		l := f.lookup(n)
-		p, err := l.Open(0, 0)
-		must(t, err)
-		b, err := os.ReadFile(p.File().Name())
-		must(t, err)
-		if h, err := p.Verify(b); err != nil || h.Plan.Digest().String() != want {
-			t.Errorf("key %d: %v", n, err)
-		}
-		if _, err := read(l, 0, 0); err != nil {
-			t.Errorf("key %d: %v", n, err)
-		}
-		p.Close()
-		l.Release()
-	}
-	f.checkUsed()
-}
-
-// blockMajor lays out each block's pages one after the other.
-type blockMajor struct{}
-
-func (blockMajor) Layout(h abi.LayoutHeader, planes []abi.Plane, dst []abi.Segment) []abi.Segment {
-	for b := range h.Blocks {
-		for i, p := range planes {
-			dst = append(dst, abi.Segment{Plane: uint32(i), Block: b, Blocks: 1, PageLen: p.PageBytes})
-		}
-	}
-	return dst
-}
-
 func TestMembershipLookup(t *testing.T) {
 	f := newFixture(t, 10, 1)
 	for _, n := range []uint64{1, 3} {

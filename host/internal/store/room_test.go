@@ -120,6 +120,15 @@ func TestQuotas(t *testing.T) {
 	noError(t, f.putOf(3, 2))
 	noError(t, f.putOf(4, 3))
 	f.checkUsed()
+
+	f = newFixture(t, 20, 1, func(c *Config) { // all slots are taken, too
+		c.Roots[0].MaxEntries, c.Quotas = 4, []Quota{{First: 7, Last: 7, Bytes: 2 * pieceBytes}}
+	})
+	store(1, 0, 2)
+	store(7, 100, 104)
+	if one, seven := count(0, 2), count(100, 104); one != 2 || seven != 2 {
+		t.Errorf("in a root without a free slot tenant 1 has %d entries and tenant 7 %d, want 2 each", one, seven)
+	}
 }
 
 // TestFullRootOfTwo: stores go to the root that has room.

@@ -255,7 +255,11 @@ func TestASharedPublicationInDoubt(t *testing.T) {
 			if err := p.Publish(t.Context()); !errors.Is(err, shared.ErrDoubt) {
 				t.Fatalf("publishing: %v, want %v", err, shared.ErrDoubt)
 			}
+			had := b.fellowStats()
 			s.pass(2)
+			if st := b.fellowStats(); st.Free-st.Granted > had.Free-had.Granted {
+				t.Errorf("free credit while a piece is in doubt: %+v, before %+v", st, had)
+			}
 			if b.has(1) || a.has(1) {
 				t.Error("a piece is a hit while it is in doubt")
 			}

@@ -201,6 +201,18 @@ func lines(t *testing.T, name string) int {
 	return strings.Count(string(b), "\n")
 }
 
+// blockMajor lays out each block's pages one after the other.
+type blockMajor struct{}
+
+func (blockMajor) Layout(h abi.LayoutHeader, planes []abi.Plane, dst []abi.Segment) []abi.Segment {
+	for b := range h.Blocks {
+		for i, p := range planes {
+			dst = append(dst, abi.Segment{Plane: uint32(i), Block: b, Blocks: 1, PageLen: p.PageBytes})
+		}
+	}
+	return dst
+}
+
 // TestSwapWhilePut has a piece in flight, and a rank still to come, when its names and layout are replaced.
 func TestSwapWhilePut(t *testing.T) {
 	f := newFixture(t, 6, 2)
@@ -348,6 +360,10 @@ func TestSwapRefused(t *testing.T) {
 	}
 	if done.Load() != 2 {
 		t.Errorf("%d of 2 given back", done.Load())
+	}
+	next := Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: use(t, "fifo", &done, nil)}}
+	if _, err := f.swap(testenv.Context(t), next); err != nil {
+		t.Errorf("a swap after one that was refused: %v", err)
 	}
 	f.mustPut(0, 1, 2, 3)
 }

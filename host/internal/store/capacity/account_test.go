@@ -70,3 +70,17 @@ func TestBudgetIsSavedInSteps(t *testing.T) {
 		t.Errorf("the file is written %d times for 5 steps, want 5", file)
 	}
 }
+
+// TestALimitDuringAScan: a limit of the file system reckons with bytes that a scan has not counted yet. Until its end the capacity alone
+// says what never fits.
+func TestALimitDuringAScan(t *testing.T) {
+	a := New(Config{Bounds: Bounds{Capacity: 100, ForPieces: true}, Now: time.Now})
+	a.Full(1, 0, time.Second, 8*time.Second)
+	for bytes, want := range map[int64][2]bool{50: {true, false}, 101: {false, false}} {
+		for i, scanning := range []bool{true, false} {
+			if err := a.Possible(Want{Bytes: bytes, Quota: -1}, scanning); (err == nil) != want[i] || err != nil && !errors.Is(err, ErrNoSpace) {
+				t.Errorf("%d bytes, scanning %t: error %v, want none: %t", bytes, scanning, err, want[i])
+			}
+		}
+	}
+}
