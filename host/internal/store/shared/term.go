@@ -73,11 +73,14 @@ func (t *term) step(now time.Duration) error {
 		return err
 	}
 	failed := []error{t.admit(now), t.removeGone(now)}
-	if !t.m.relayed { // Members must not learn of a victim after its removal.
+	if t.holds() && !t.m.relayed { // Members must not learn of a victim after its removal.
 		failed = append(failed, t.decideAll())
 	}
 	return errors.Join(append(failed, t.balance(), t.write(), t.m.medium.finish(now))...)
 }
+
+// holds reports whether no other host can have been elected yet.
+func (t *term) holds() bool { return t.m.cfg.Now() < t.until && t.m.Fresh() }
 
 // account returns the account of a member, which it opens if there is none.
 func (t *term) account(name string) *account {
@@ -228,7 +231,7 @@ func (t *term) judge(n uint64, b *proposal) (over bool, err error) {
 	maps.Copy(b.spared, vetoes)
 	most := 4 * m.cfg.Workers
 	for began := m.cfg.Now(); b.done < len(victims) && !b.all; {
-		if now := m.cfg.Now(); now >= t.until || !m.Fresh() || now-began > m.cfg.Lapse/8 {
+		if !t.holds() || m.cfg.Now()-began > m.cfg.Lapse/8 {
 			m.Wake()
 			return false, nil
 		}
