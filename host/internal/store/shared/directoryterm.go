@@ -243,10 +243,10 @@ func (d *directory) takeJournal(old string) error {
 	for _, n := range slices.Sorted(maps.Keys(batches)) {
 		for _, name := range []func(string, uint64) string{decisionName, proposalName} {
 			b, err := d.getBytes(name(old, n))
-			if err != nil && !missing(err) && !errors.Is(err, ErrDamaged) {
+			if err != nil && !absent(err) && !errors.Is(err, ErrDamaged) {
 				return err
 			}
-			if !missing(err) {
+			if !absent(err) {
 				if err := d.keepBytes(name(d.office(), n), b); err != nil {
 					return err
 				}

@@ -482,6 +482,29 @@ func TestNumbersOfNoEpoch(t *testing.T) {
 	}
 }
 
+// TestAJournalIsTakenOverWhole: an error that does not prove that a batch is gone does not lose it.
+func TestAJournalIsTakenOverWhole(t *testing.T) {
+	byHand(t, func(s *hands) {
+		k := modelKey(46)
+		s.store(s.c, k)
+		s.rounds(2, s.c, s.b, s.a)
+		s.condemn(k)
+		s.round(s.c)
+		testenv.NoError(t, s.a.Leave())
+		failed := false
+		s.broken[s.c] = func(name string) error {
+			if failed || !strings.Contains(name, "/x") || !strings.Contains(name, "/journal/j") {
+				return nil
+			}
+			failed = true
+			return pathErr("open", name, unix.ESTALE)
+		}
+		if s.until(k, s.c, s.b); !failed || !s.c.Stats().Evictor {
+			t.Errorf("reading of the journal failed: %t, the evictor is %s: %t", failed, s.c.name, s.c.Stats().Evictor)
+		}
+	})
+}
+
 // TestABatchThatCannotBeRead ends with its victims spared, and they can be proposed again.
 func TestABatchThatCannotBeRead(t *testing.T) {
 	byHand(t, func(s *hands) {

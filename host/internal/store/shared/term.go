@@ -219,7 +219,7 @@ func (t *term) judge(n uint64, b *proposal) (over bool, err error) {
 	vetoes, all, _ := t.acks(n)
 	victims, mine := m.batches[n]
 	switch {
-	case b.written && m.unread[n] > mostBad: // It is unknown which victims an earlier evictor removed, so every member checks them.
+	case b.written && !mine && m.unread[n] > mostBad: // It is unknown which victims an earlier evictor removed, so every member checks them.
 		b.all = true
 		m.unreport(b.victims)
 	case !b.written || !all || !mine:
