@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/gds"
 )
@@ -88,6 +89,11 @@ func Open(path string) (*Library, error) {
 	defer opening.Unlock()
 	for name, value := range ucxDefaults {
 		if err := gds.SetDefault(name, value); err != nil {
+			return nil, err
+		}
+	}
+	if unix.Access("/dev/shm", unix.W_OK) != nil { // UCX 1.23 does not leave out a transport that cannot create its file there: it fails
+		if err := gds.SetDefault("UCX_TLS", "^posix"); err != nil {
 			return nil, err
 		}
 	}
