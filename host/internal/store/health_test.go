@@ -367,6 +367,7 @@ func TestOneRootCannotBeOpened(t *testing.T) {
 					t.Errorf("key %d: a hit is %t, in the second root is %t", n, !away, away)
 				}
 			}
+			f.discards(there[:1], DiscardUnavailable)
 			f.mustPut(100)
 			// At once: a root that is not there is made.
 			must(t, unix.Renameat2(unix.AT_FDCWD, second+".gone", unix.AT_FDCWD, second, unix.RENAME_EXCHANGE))

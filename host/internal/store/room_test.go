@@ -405,6 +405,14 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 	if got := f.store.Stats().Roots[0].Limit; got != (all-keep)*pieceBytes {
 		t.Errorf("all written: limit %d", got)
 	}
+	disk.bytes -= 8 * pieceBytes // which others take; a put that finds no recent measurement measures
+	for range 200 {
+		f.cfg.Now()
+	}
+	must(t, f.put(1, 2))
+	if got := f.store.Stats().Roots[0].Limit; got != (all-keep-8)*pieceBytes {
+		t.Errorf("others have taken 8: limit %d", got/pieceBytes)
+	}
 	f.crash()
 	noError(t, f.check())
 }
