@@ -2,6 +2,7 @@ package command
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,6 +45,7 @@ type attack struct {
 	calls  []proto.PeerServiceClient // each by a connection
 	work   sync.WaitGroup
 	leases []uint64
+	called atomic.Int64 // calls of [attack.busily] that ended
 }
 
 const attackStreams = 192 // of a connection: twice as many as it may have
@@ -113,7 +116,83 @@ var attacks = map[string]func(a *attack) error{
 		return a.ask()
 	},
 	"questions": (*attack).ask,
+	"bytes": func(a *attack) error {
+		r, err := a.lease(0, a.Keys[len(a.Keys)-1])
+		a.busily(func(n int) { _, _ = fetch(a.ctx, a.calls[n%len(a.calls)], r.GetLease(), 1) })
+		return err
+	},
+	"numbers": func(a *attack) error {
+		q := &proto.ReturnRequest{Done: slices.Repeat([]uint64{1 << 62}, 50_000)}
+		a.busily(func(n int) { _, _ = a.calls[n%len(a.calls)].Return(a.ctx, q) })
+		return nil
+	},
+	"lists": func(a *attack) error {
+		a.busily(func(n int) {
+			ctx, stop := context.WithCancel(a.ctx)
+			defer stop()
+			if st, err := a.calls[n%len(a.calls)].Residents(ctx, &proto.ResidentsRequest{}); err == nil {
+				_, _ = st.Recv()
+			}
+		})
+		return nil
+	},
+	"knocks": func(a *attack) error {
+		a.busily(func(int) {
+			if c, err := peerdouble.DialFrom(a.From, a.To); err == nil {
+				_ = c.Close()
+			}
+		})
+		return nil
+	},
+	"nonsense": func(a *attack) error {
+		message := append([]byte{0, 0, 0, 120, 0}, bytes.Repeat([]byte{0xff}, 30<<10)...)
+		return a.frames(func(m *peerdouble.Mute) bool {
+			return m.Call(proto.PeerService_Lease_FullMethodName, message, 15<<10)
+		})
+	},
+	"resets": func(a *attack) error {
+		return a.frames(func(m *peerdouble.Mute) bool {
+			return m.Call(proto.PeerService_Residents_FullMethodName, nil, 1) && m.Reset()
+		})
+	},
+	"settings": func(a *attack) error {
+		return a.frames(func(m *peerdouble.Mute) bool { return m.WriteSettings() == nil })
+	},
+	"windows": func(a *attack) error {
+		return a.frames(func(m *peerdouble.Mute) bool { return m.WriteWindowUpdate(0, 1) == nil })
+	},
 }
+
+// frames sends frames again and again, each on connections of their own.
+func (a *attack) frames(send func(*peerdouble.Mute) bool) error {
+	for range 8 {
+		a.work.Go(func() {
+			for a.ctx.Err() == nil {
+				c, err := peerdouble.DialFrom(a.From, a.To)
+				if err != nil {
+					return
+				}
+				stop := context.AfterFunc(a.ctx, func() { _ = c.Close() })
+				b := &buffered{Conn: c, w: bufio.NewWriterSize(c, 16<<10)}
+				go func() { _, _ = io.Copy(io.Discard, c) }()
+				for m := peerdouble.NewMute(b); send(m); {
+					a.called.Add(1)
+				}
+				stop()
+				_ = c.Close()
+			}
+		})
+	}
+	return nil
+}
+
+// buffered is a connection with a buffer for what is written.
+type buffered struct {
+	net.Conn
+	w *bufio.Writer
+}
+
+func (b *buffered) Write(p []byte) (int, error) { return b.w.Write(p) }
 
 // callerFrom is a caller of a host's port at an address of this machine.
 func callerFrom(from, to string) (proto.PeerServiceClient, error) {
@@ -192,6 +271,7 @@ func (a *attack) busily(call func(n int)) {
 		a.work.Go(func() {
 			for a.ctx.Err() == nil {
 				call(n)
+				a.called.Add(1)
 			}
 		})
 	}
@@ -218,7 +298,11 @@ func attackMain(text string) int {
 		return 1
 	}
 	fmt.Println("ready")
+	since := time.Now()
 	_, _ = io.Copy(io.Discard, os.Stdin)
+	if n := a.called.Load(); n > 0 {
+		fmt.Printf("%.0f calls a second\n", float64(n)/time.Since(since).Seconds())
+	}
 	stop()
 	a.work.Wait()
 	for _, id := range a.leases {
@@ -241,9 +325,11 @@ func (a *attack) start(t *testing.T) (end func()) {
 	testenv.OK(t, cmd.Start())
 	end = sync.OnceFunc(func() {
 		_ = in.Close()
-		_, _ = io.Copy(io.Discard, out)
+		said, _ := io.ReadAll(out)
 		if err := cmd.Wait(); err != nil {
-			t.Errorf("the attacker: %v", err)
+			t.Errorf("the attacker: %v: %s", err, said)
+		} else if len(said) > 0 {
+			t.Logf("the attacker made %s", bytes.TrimSpace(said))
 		}
 	})
 	t.Cleanup(end)

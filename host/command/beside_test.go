@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -88,11 +89,14 @@ func (b *beside) fill() {
 	}
 }
 
-// counts are how often it has read, stored and loaded, and how long each took.
+// counts are how often it has read, stored and loaded, how long each took, and how many processors the host had.
 type counts struct {
-	rounds int
-	took   [3][]time.Duration
+	rounds      int
+	took        [3][]time.Duration
+	used, total time.Duration
 }
+
+func (c *counts) processors() float64 { return c.used.Seconds() / c.total.Seconds() }
 
 // goes has a peer read what is there, and a session store and load.
 func (b *beside) goes(rounds int, c *counts) {
@@ -103,6 +107,11 @@ func (b *beside) goes(rounds int, c *counts) {
 		}
 	}
 	c.rounds += rounds
+	used, since := processorTime(b.T, b.pid), time.Now()
+	defer func() {
+		c.used += processorTime(b.T, b.pid) - used
+		c.total += time.Since(since)
+	}()
 	for range rounds {
 		timed(0, func() bool {
 			ctx, stop := context.WithTimeout(b.Context(), 10*time.Second)
@@ -135,7 +144,11 @@ func (b *beside) goes(rounds int, c *counts) {
 // what they ask for, and the host's memory as the kernel counts it is below max_memory. With -beside.rounds it says how long they take, in turns with none and with the
 // same attack on another host of the machine.
 func TestBesideAnAttacker(t *testing.T) {
-	for _, what := range []string{"connections", "streams", "half messages", "buffers", "leases", "keys", "entries", "turns", "questions", "questions of a crowd", "calls"} {
+	kinds := []string{"connections", "streams", "half messages", "buffers", "leases", "keys", "entries", "turns", "questions", "questions of a crowd", "calls", "lists", "nonsense", "settings"}
+	if *besideRounds > 0 {
+		kinds = append(kinds, "bytes", "numbers", "knocks", "resets", "windows")
+	}
+	for _, what := range kinds {
 		t.Run(what, func(t *testing.T) {
 			b := newBeside(t)
 			attacker := func(to *beside) func() {
@@ -167,6 +180,7 @@ func TestBesideAnAttacker(t *testing.T) {
 					b.goes(*besideRounds, &with)
 					end()
 				}
+				t.Logf("the host had %.2f processors without, %.2f with an attack on another host, %.2f on this", without.processors(), control.processors(), with.processors())
 				for i, name := range []string{"read", "store", "load"} {
 					p99 := func(c *counts) float64 { return millis(c.took[i], 0.99) }
 					t.Logf("%s: %d of %d; p99 %.2f ms without, %.2f of it with an attack on another host, %.2f on this; %.2f of the other's; p50 %.2f ms, %.2f, %.2f", name, len(with.took[i]), with.rounds,
@@ -186,6 +200,20 @@ func TestBesideAnAttacker(t *testing.T) {
 			}
 		})
 	}
+}
+
+// processorTime is the time of processors that a process has used.
+func processorTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	testenv.OK(t, err)
+	_, rest, _ := strings.Cut(string(text), ") ")
+	f := strings.Fields(rest)
+	user, err := strconv.ParseInt(f[11], 10, 64)
+	testenv.OK(t, err)
+	system, err := strconv.ParseInt(f[12], 10, 64)
+	testenv.OK(t, err)
+	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
 // resident is the most memory that a process has had at once, as the kernel counts it.

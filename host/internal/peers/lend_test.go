@@ -316,55 +316,90 @@ func TestQuestionsOfOne(t *testing.T) {
 	})
 }
 
-// TestTurnsRest: a caller that has calls waiting has a part of its turn's time, by how long they take and by their number. One that has not waits for nothing.
+// TestTurnsRest: a caller that has calls waiting has a part of its turn's time, by how long they take. One that has not waits for nothing.
 func TestTurnsRest(t *testing.T) {
-	for name, c := range map[string]struct {
-		turns *turns
-		takes time.Duration
-		want  int64
-	}{
-		"long calls":  {&turns{rest: 3}, time.Millisecond, 25},
-		"short calls": {&turns{least: 400 * time.Microsecond}, 10 * time.Microsecond, 244},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
-				defer stop()
-				var calls sync.WaitGroup
-				var busy atomic.Int64
-				for range 8 {
-					calls.Go(func() {
-						for ctx.Err() == nil {
-							if leave, err := c.turns.enter(ctx, caller{"1", false}); err == nil {
-								busy.Add(1)
-								time.Sleep(c.takes)
-								leave()
-							}
-						}
-					})
-				}
-				since := time.Now()
-				for range 25 {
-					leave, err := c.turns.enter(ctx, caller{"2", false})
-					testenv.OK(t, err)
-					time.Sleep(c.takes)
-					leave()
-				}
-				if d := time.Since(since); d != 25*c.takes {
-					t.Errorf("25 calls, one after the other, have taken %s, want %s", d, 25*c.takes)
-				}
-				calls.Wait()
-				synctest.Wait()
-				if n := busy.Load(); n < c.want || n > c.want+2 {
-					t.Errorf("%d calls of one that has others waiting, want %d", n, c.want)
-				}
-				time.Sleep(time.Second)
-				if n := callersOf(c.turns); n != 0 {
-					t.Errorf("%d callers are known after all calls, want none", n)
+	const takes, want = time.Millisecond, 25
+	limited := &turns{rest: 3}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer stop()
+		var calls sync.WaitGroup
+		var busy atomic.Int64
+		for range 8 {
+			calls.Go(func() {
+				for ctx.Err() == nil {
+					if leave, err := limited.enter(ctx, caller{"1", false}); err == nil {
+						busy.Add(1)
+						time.Sleep(takes)
+						leave()
+					}
 				}
 			})
-		})
-	}
+		}
+		since := time.Now()
+		for range 25 {
+			leave, err := limited.enter(ctx, caller{"2", false})
+			testenv.OK(t, err)
+			time.Sleep(takes)
+			leave()
+		}
+		if d := time.Since(since); d != 25*takes {
+			t.Errorf("25 calls, one after the other, have taken %s, want %s", d, 25*takes)
+		}
+		calls.Wait()
+		synctest.Wait()
+		if n := busy.Load(); n < want || n > want+2 {
+			t.Errorf("%d calls of one that has others waiting, want %d", n, want)
+		}
+		time.Sleep(time.Second)
+		if n := callersOf(limited); n != 0 {
+			t.Errorf("%d callers are known after all calls, want none", n)
+		}
+	})
+}
+
+// TestEffort: what a caller sends takes its part of the processors, however many connections it has; callers of no configuration have twice as
+// much together, however many they are, and each of them has a turn.
+func TestEffort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := effort{part: 0.125, of: map[caller]*spent{}}
+		const took = 100 * time.Microsecond
+		ctx, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		var lines sync.WaitGroup
+		var sent [3]atomic.Int64 // of a peer, of one stranger, of 16 others
+		for n := range 90 {
+			who, of := caller{"peer", true}, 0
+			switch {
+			case n >= 8 && n < 10:
+				who, of = caller{"stranger", false}, 1
+			case n >= 10:
+				who, of = caller{fmt.Sprint(n % 16), false}, 2
+			}
+			lines.Go(func() {
+				for ctx.Err() == nil {
+					e.spend(ctx, who, took)
+					sent[of].Add(1)
+				}
+			})
+		}
+		lines.Wait()
+		if p, s, o := sent[0].Load(), sent[1].Load(), sent[2].Load(); p < 1250 || p > 1275 || s < 140 || s > 170 || s+o < 2500 || s+o > 2650 {
+			t.Errorf("%d of a peer, %d of a stranger and %d of 16 others, want 1250, 147 and 2353", p, s, o)
+		}
+		time.Sleep(10 * time.Second)
+		since := time.Now()
+		for range 6 {
+			e.spend(t.Context(), caller{"stranger", false}, took)
+		}
+		if d := time.Since(since); d != 0 {
+			t.Errorf("a few calls have waited %s, want that they do not", d)
+		}
+		e.tidy(since.Add(time.Minute))
+		if len(e.of) != 0 {
+			t.Errorf("%d callers are known after all is made up for, want none", len(e.of))
+		}
+	})
 }
 
 // TestTurnsOfACrowd: callers that are not of the configuration have as much together however many they are, and one that is of it as much as alone.

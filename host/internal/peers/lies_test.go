@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -62,6 +64,44 @@ func TestLiesOfALease(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestLongHeaders: headers and texts of a peer are bounded as messages are: gRPC takes 16 MiB of them for each call, whatever is known of the peer.
+func TestLongHeaders(t *testing.T) {
+	for what, lie := range map[string]func(proto.PeerService_ResidentsServer) error{
+		"headers": func(st proto.PeerService_ResidentsServer) error {
+			return st.SendHeader(metadata.Pairs("x", strings.Repeat("x", 2*mostHeader)))
+		},
+		"a text": func(proto.PeerService_ResidentsServer) error {
+			return status.Error(codes.Internal, strings.Repeat("x", 2*mostHeader))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			p, err := New(Config{Hosts: []string{serve(t, &longHeaders{lie: lie})}})
+			testenv.OK(t, err)
+			started(t, p)
+			(&rig{T: t, peers: p}).await("what is wrong with it", func() bool {
+				s := p.Stats()
+				if len(s) == 1 && (s[0].State == Here || len(s[0].Reason) >= 2*mostHeader) {
+					t.Fatalf("a peer with %s of %d bytes is %s: %d bytes of text", what, 2*mostHeader, s[0].State, len(s[0].Reason))
+				}
+				return len(s) == 1 && s[0].Reason != ""
+			})
+		})
+	}
+}
+
+// longHeaders is a peer that answers with more than a message.
+type longHeaders struct {
+	fake
+	lie func(proto.PeerService_ResidentsServer) error
+}
+
+func (f *longHeaders) Residents(q *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
+	if err := f.lie(st); err != nil {
+		return err
+	}
+	return f.fake.Residents(q, st)
 }
 
 // TestLongTimesAreCut: a lease for longer than it was asked for lasts as long as it was asked for.

@@ -307,5 +307,5 @@ func (p *Peers) dial(name, addr string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(p.id.calling(host)), grpc.WithNoProxy(),
 		grpc.WithKeepaliveParams(aliveParams), grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(2*window),
 		grpc.WithReadBufferSize(ioBuffer), grpc.WithWriteBufferSize(ioBuffer), grpc.WithConnectParams(connectParams),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(mostBytes)))
+		grpc.WithMaxHeaderListSize(mostHeader), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(mostBytes)))
 }

@@ -109,12 +109,14 @@ func space() *kv.Namespace {
 func key(n byte) kv.Key { return kv.Key{n, 1} }
 
 // serve is where the fake answers.
-func (f *fake) serve(t *testing.T) string {
+func (f *fake) serve(t *testing.T) string { return serve(t, f) }
+
+func serve(t *testing.T, s proto.PeerServiceServer) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	testenv.OK(t, err)
 	g := grpc.NewServer()
-	proto.RegisterPeerServiceServer(g, f)
+	proto.RegisterPeerServiceServer(g, s)
 	go func() { _ = g.Serve(l) }()
 	t.Cleanup(g.Stop)
 	return l.Addr().String()

@@ -26,13 +26,14 @@ const (
 	lineBytes   = 160 << 10 // charge for an idle connection
 	callBytes   = 16 << 10  // charge for a call
 	streamBytes = 64 << 10  // additional charge for a stream of residents
-	mostHeader  = 8 << 10   // largest header of a call
+	mostHeader  = 8 << 10   // largest header of a call, and of its answer
 	callWindow  = 64 << 10  // most bytes of a call that may arrive before they are read
 	lineWindow  = 1 << 20   // most bytes of a connection that may arrive before they are read
 	lineBuffer  = 64 << 10  // read buffer of a connection, and its write buffer
 
-	mostKnocks    = 64 // connections before the end of their handshake
-	handshakeTime = 5 * time.Second
+	mostKnocks      = 64 // connections before the end of their handshake
+	handshakeTime   = 5 * time.Second
+	handshakeEffort = 300 * time.Microsecond // estimate for a connection's begin
 )
 
 // Memory returns the maximum number of bytes that callers may make this host hold, for a memory limit of the process.
@@ -95,6 +96,7 @@ type atDoor struct {
 
 // ServerHandshake implements [credentials.TransportCredentials].
 func (d atDoor) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	d.lending.effort.spend(d.lending.owner.run, d.lending.owner.callerAt(raw.RemoteAddr(), nil), handshakeEffort)
 	c, info, err := d.TransportCredentials.ServerHandshake(raw)
 	if k, ok := raw.(*knock); ok {
 		k.over()
@@ -136,7 +138,9 @@ func (l *lending) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error
 		l.count.refused.Add(1)
 		l.owner.cfg.Log.Warn("a connection of a peer is closed: it takes more than its share", "peer", who.id, "error", err)
 	}
-	return &line{arrivals.New(c, holder, callBytes, refused), info, who, sync.OnceFunc(func() { holder.LineOver(lineBytes); give() })}, nil
+	x := &line{arrivals.New(c, holder, callBytes, refused), info, who, sync.OnceFunc(func() { holder.LineOver(lineBytes); give() })}
+	x.Pace(func(took time.Duration) { l.effort.spend(l.owner.run, l.owner.callerOn(x, c.RemoteAddr()), took) })
+	return x, nil
 }
 
 // tenant returns the number under which a caller's memory is counted. Each configured host has its own number, and all other
@@ -153,21 +157,10 @@ func (l *lending) tenant(who caller) uint32 {
 	return l.tenants[who.id]
 }
 
-// begin refuses a call if the certificate of its connection is no longer trusted. It then waits for the caller's turn.
-func (l *lending) begin(ctx context.Context) error {
-	if err := l.owner.id.admits(ctx); err != nil {
-		return err
-	}
-	leave, err := l.calls.enterAmong(ctx, &l.crowd.calls, l.owner.callerOf(ctx))
-	if err == nil {
-		leave()
-	}
-	return err
-}
-
-// admit runs a call and charges its answer to the memory of the connection.
+// admit runs a call, unless the certificate of its connection is no longer trusted, and charges its answer to the memory of the
+// connection.
 func (l *lending) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	if err := l.begin(ctx); err != nil {
+	if err := l.owner.id.admits(ctx); err != nil {
 		return nil, err
 	}
 	r, err := handle(ctx, q)
@@ -182,7 +175,7 @@ func (l *lending) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, han
 }
 
 func (l *lending) admitStream(srv any, st grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	if err := l.begin(st.Context()); err != nil {
+	if err := l.owner.id.admits(st.Context()); err != nil {
 		return err
 	}
 	return handle(srv, sender{st, l})

@@ -1,12 +1,14 @@
 package peers
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net"
 	"runtime"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -122,6 +124,58 @@ func TestMessagesTakeTheirSize(t *testing.T) {
 }
 
 // TestKnocks: connections that do not show who they are end, and are few until then; a peer's is taken.
+// TestFramesOfNothing: frames of no call, and connections, are charged to who sends them before gRPC sees them, and to nobody else.
+func TestFramesOfNothing(t *testing.T) {
+	for what, attack := range map[string]func(*testing.T, string) bool{
+		"settings": func(t *testing.T, to string) bool {
+			return endless(newMute(t, "127.0.0.3", to), func(m *peerdouble.Mute) bool { return m.WriteSettings() == nil })
+		},
+		"calls that are withdrawn": func(t *testing.T, to string) bool {
+			return endless(newMute(t, "127.0.0.3", to), func(m *peerdouble.Mute) bool {
+				return m.Call(proto.PeerService_Residents_FullMethodName, nil, 1) && m.Reset()
+			})
+		},
+		"messages that are none": func(t *testing.T, to string) bool {
+			return endless(newMute(t, "127.0.0.3", to), func(m *peerdouble.Mute) bool {
+				return m.Call(proto.PeerService_Lease_FullMethodName, append([]byte{0, 0, 0, 0, 100}, bytes.Repeat([]byte{0xff}, 100)...), 1<<10)
+			})
+		},
+		"connections": func(t *testing.T, to string) bool { return dialFrom(t, "127.0.0.3", to).Close() == nil },
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLender(t)
+			testenv.Until(t, "an attacker that waits", func() bool {
+				attack(t, l.owner.Addr())
+				return l.lending.effort.ahead(caller{"127.0.0.3", false}) > effortSlack
+			})
+			if n := l.lending.effort.ahead(caller{"127.0.0.2", false}); n != 0 {
+				t.Errorf("another caller is ahead by %s, want by nothing", n)
+			}
+		})
+	}
+}
+
+// endless sends often. It is false once the connection has ended.
+func endless(m *peerdouble.Mute, send func(*peerdouble.Mute) bool) bool {
+	go func() { _, _ = io.Copy(io.Discard, m) }()
+	for range 1000 {
+		if !send(m) {
+			return false
+		}
+	}
+	return true
+}
+
+// ahead is how long a caller has to wait until it has made up for what it has used.
+func (e *effort) ahead(who caller) time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if x := e.of[who]; x != nil {
+		return max(0, time.Until(x.until))
+	}
+	return 0
+}
+
 func TestKnocks(t *testing.T) {
 	l := newLenderWith(t, Config{Hosts: []string{"127.0.0.2:1"}})
 	testenv.Until(t, "the configuration's address", func() bool { return l.owner.addresses.Load() != nil && (*l.owner.addresses.Load())["127.0.0.2"] })

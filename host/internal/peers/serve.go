@@ -39,23 +39,21 @@ const (
 	buffers      = 64
 	batch        = 4096 // changes in a message
 	batchEvery   = 100 * time.Millisecond
-	longestWait  = time.Second            // longest wait of a fetch for its turn
-	askRest      = 7                      // rest after a lease request, in multiples of its duration, if the caller has other requests waiting
-	crowdRest    = 3                      // the same for all callers together that are not configured
-	callRest     = 200 * time.Microsecond // shortest rest after a call; gRPC's own work for a call takes about half of it
+	longestWait  = time.Second // longest wait of a fetch for its turn
+	askRest      = 7           // rest after a lease request, in multiples of its duration, if the caller has other requests waiting
 	pageBytes    = 4096
 )
 
 // lending is the part of this host that lends.
 type lending struct {
-	owner *Peers
-	grpc  *grpc.Server
-	pace  pace
-	calls turns                       // limits all calls, which begin one after the other
-	asks  turns                       // limits lease requests: those of one caller occupy at most half of the processors
-	crowd struct{ calls, asks turns } // the same for all callers that are not configured, which together occupy at most all processors
-	free  chan []byte                 // buffers for a part and a page; an element is nil until its first use
-	shelf *shelf                      // nil without NIXL
+	owner  *Peers
+	grpc   *grpc.Server
+	pace   pace
+	effort effort      // limits the processors' time that arrivals take
+	asks   turns       // limits lease requests: those of one caller occupy at most half of the processors
+	crowd  turns       // the same for all callers together that are not configured
+	free   chan []byte // buffers for a part and a page; an element is nil until its first use
+	shelf  *shelf      // nil without NIXL
 
 	shares shares
 	memory *budget.Budget // memory of all connections
@@ -78,8 +76,8 @@ type lent struct {
 
 func newLending(p *Peers) *lending {
 	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers),
-		pace: pace{rate: float64(p.cfg.Bandwidth)}, calls: turns{most: runtime.GOMAXPROCS(0) / 2, least: callRest}, asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
-	l.crowd.calls, l.crowd.asks = turns{most: max(2, runtime.GOMAXPROCS(0)), least: callRest}, turns{most: max(2, runtime.GOMAXPROCS(0)), rest: crowdRest}
+		pace: pace{rate: float64(p.cfg.Bandwidth)}, effort: newEffort(), asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
+	l.crowd.most, l.crowd.rest = l.asks.most, askRest
 	for range buffers {
 		l.free <- nil // mapped on first use
 	}
@@ -126,6 +124,7 @@ func (l *lending) endLeases() {
 		select {
 		case now := <-tick.C:
 			l.shelf.end(now)
+			l.effort.tidy(now)
 			l.end(func(x *lent) bool { return now.After(x.ends) })
 		case <-l.owner.run.Done():
 			return
@@ -171,6 +170,11 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 	after := log.Start()
 	told, metadata := s.owner.turnover(), uint64(0)
 	first := &proto.ResidentsResponse{Host: s.owner.self[:], Turnover: &told, Nixl: s.metadata(&metadata)}
+	who := s.owner.callerOf(ctx)
+	leave, err := s.asks.enterAmong(ctx, &s.crowd, who)
+	if err != nil {
+		return err
+	}
 	st0.Lendable(func(list []entries.Change) bool {
 		for i := range list {
 			first.Added = appendPrint(first.Added, &list[i])
@@ -178,10 +182,18 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 		if len(first.Added) < 8*batch {
 			return true
 		}
+		leave() // the caller may not read
 		err = st.Send(first)
 		first = &proto.ResidentsResponse{}
-		return err == nil && ctx.Err() == nil && s.owner.run.Err() == nil
+		more, over := s.asks.enterAmong(ctx, &s.crowd, who)
+		if over != nil {
+			leave, err = func() {}, cmp.Or(err, over)
+			return false
+		}
+		leave = more
+		return err == nil && s.owner.run.Err() == nil
 	})
+	leave()
 	if first.Whole = true; err == nil {
 		err = st.Send(first)
 	}
@@ -256,7 +268,7 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		return nil, status.Error(codes.InvalidArgument, "keys, namespace or ranks")
 	}
 	who := s.owner.callerOf(ctx)
-	leave, err := s.asks.enterAmong(ctx, &s.crowd.asks, who)
+	leave, err := s.asks.enterAmong(ctx, &s.crowd, who)
 	if err != nil {
 		return nil, err
 	}
@@ -508,9 +520,8 @@ type pace struct {
 
 // turns limits the concurrent calls of each caller. The zero value allows one.
 type turns struct {
-	most  int
-	rest  time.Duration // rest after a call, as a multiple of its duration, if other calls of the caller wait
-	least time.Duration // shortest rest
+	most int
+	rest time.Duration // rest after a call, as a multiple of its duration, if other calls of the caller wait
 
 	mu sync.Mutex
 	of map[caller]*turn
@@ -550,7 +561,7 @@ func (t *turns) enter(ctx context.Context, who caller) (leave func(), err error)
 			waits := x.calls > len(x.taken)
 			t.mu.Unlock()
 			end := func() { <-x.taken; over() }
-			if rest := max(t.least, t.rest*time.Since(since)); waits && rest > 0 {
+			if rest := t.rest * time.Since(since); waits && rest > 0 {
 				time.AfterFunc(rest, end)
 			} else {
 				end()

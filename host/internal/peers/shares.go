@@ -230,10 +230,18 @@ func (p *Peers) callerOf(ctx context.Context) caller {
 	if !ok {
 		return caller{}
 	}
-	if line := lineOf(ctx); line != nil && (line.who.known || !p.expects(hostOf(c.Addr.String()))) {
-		return line.who
+	if line := lineOf(ctx); line != nil {
+		return p.callerOn(line, c.Addr)
 	}
 	return p.callerAt(c.Addr, c.AuthInfo)
+}
+
+// callerOn returns the caller of a connection. It may be known since the connection began.
+func (p *Peers) callerOn(c *line, at net.Addr) caller {
+	if c.who.known || !p.expects(hostOf(at.String())) {
+		return c.who
+	}
+	return p.callerAt(at, c)
 }
 
 // expects reports whether an address belongs to a configured host.

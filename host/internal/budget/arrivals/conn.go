@@ -16,6 +16,14 @@ const (
 	perFrame   = 512
 )
 
+// Estimates of the processor time that arrivals take, with gRPC's own work for them.
+const (
+	callTime   = 25 * time.Microsecond
+	frameTime  = 500 * time.Nanosecond
+	byteTime   = 2 * time.Nanosecond
+	mostAtOnce = 16 << 10 // bytes of a read from a connection with a pace
+)
+
 // whole returns the charge for a message that has arrived completely. It is at least as much as the message was charged while
 // it arrived.
 func whole(size int64) int64 { return size + size*frameBytes/perFrame + (fewFrames+1)*frameBytes }
@@ -34,6 +42,7 @@ type Conn struct {
 	holder  *budget.Holder
 	call    int64 // bytes charged for a call until the server ends it
 	refused func(error)
+	pace    func(time.Duration) // waits for the estimated processor time of a read; nil: no wait
 
 	mu      sync.Mutex
 	in      frames
@@ -47,6 +56,7 @@ type Conn struct {
 	open    map[uint32]struct{} // streams that neither side has ended
 	answers []int64             // charges of answers that may not be written yet, oldest first
 	closed  bool
+	took    time.Duration // estimated processor time of the current read
 
 	writing sync.Mutex
 	out     frames
@@ -70,18 +80,29 @@ func New(c net.Conn, holder *budget.Holder, call int64, refused func(error)) *Co
 		open: map[uint32]struct{}{}}
 }
 
+// Pace sets a function that waits for the estimated processor time of each read. It must be called before the first read.
+func (c *Conn) Pace(wait func(took time.Duration)) { c.pace = wait }
+
 // Holder returns the share to which the connection is charged.
 func (c *Conn) Holder() *budget.Holder { return c.holder }
 
 // Read reads from the connection and charges the bytes that have arrived.
 func (c *Conn) Read(p []byte) (int, error) {
+	if c.pace != nil {
+		p = p[:min(len(p), mostAtOnce)]
+	}
 	n, err := c.Conn.Read(p)
 	if n == 0 {
 		return n, err
 	}
 	c.mu.Lock()
+	c.took = time.Duration(n) * byteTime
 	refusal := c.in.feed(p[:n], (*arrival)(c))
+	took := c.took
 	c.mu.Unlock()
+	if c.pace != nil {
+		c.pace(took)
+	}
 	if refusal != nil {
 		c.refused(refusal)
 		c.explain(refusal)
@@ -96,6 +117,10 @@ type arrival Conn
 
 func (c *arrival) begin() error {
 	c.current, c.data, c.padded = nil, 0, false
+	c.took += frameTime
+	if c.in.kind() == kindHeaders {
+		c.took += callTime
+	}
 	if c.in.kind() != kindData {
 		return nil
 	}

@@ -113,6 +113,32 @@ func TestCharges(t *testing.T) {
 }
 
 // A connection that exceeds its share, or cuts a message too small, is told why, but not within a frame.
+// TestPace: each read waits for an estimate of what has come, whatever its bytes are of, and in whatever parts they come.
+func TestPace(t *testing.T) {
+	for what, c := range map[string]struct {
+		data []byte
+		want time.Duration
+	}{
+		"frames of no call":   {bytes.Repeat(frame(4, 0, 0), 1000), 1000 * (frameTime + headBytes*byteTime)},
+		"an unknown frame":    {frame(0xee, 0, 0, 1, 2, 3), frameTime + (headBytes+3)*byteTime},
+		"calls of nothing":    {append(frame(1, 4, 1, 0x82), frame(1, 4, 3, 0x82)...), 2 * (callTime + frameTime + (headBytes+1)*byteTime)},
+		"a call that is none": {append(frame(1, 4, 1, 0x82), frame(3, 0, 1, 0, 0, 0, 8)...), callTime + 2*frameTime + (2*headBytes+5)*byteTime},
+	} {
+		for _, part := range []int{1, 7, 1 << 20} {
+			h, err := room(t, 1<<20).Join("connection", 0)
+			testenv.OK(t, err)
+			conn := New(&input{data: append(make([]byte, preface), c.data...), part: part}, h, 0, func(err error) { t.Error(what, err) })
+			var got time.Duration
+			conn.Pace(func(took time.Duration) { got += took })
+			_, err = io.Copy(io.Discard, struct{ io.Reader }{conn})
+			testenv.OK(t, err)
+			if want := c.want + time.Duration(preface)*byteTime; got != want {
+				t.Errorf("%s in parts of %d bytes: %s, want %s", what, part, got, want)
+			}
+		}
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	big := append([]byte{0, 0, 1, 0, 0}, make([]byte, 30_000)...)
 	_, in, err := read(t, room(t, 40<<10), 1000, frame(kindData, 0, 1, big...), frame(kindData, 0, 3, big...))

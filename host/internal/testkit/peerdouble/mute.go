@@ -52,6 +52,9 @@ func (m *Mute) Call(method string, message []byte, frame int) bool {
 	return err == nil
 }
 
+// Reset ends the call that began last.
+func (m *Mute) Reset() bool { return m.WriteRSTStream(m.stream-1, http2.ErrCodeCancel) == nil }
+
 // Framed is a message as gRPC sends it.
 func Framed(m protobuf.Message) []byte {
 	b, err := protobuf.Marshal(m)
