@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -310,6 +311,50 @@ func TestQuestionsOfOne(t *testing.T) {
 	l.disk.Release()
 	calls.Wait()
 	testenv.Until(t, "no caller is known when all calls and their rests are over", func() bool {
+		l.asks.mu.Lock()
+		defer l.asks.mu.Unlock()
+		return len(l.asks.of) == 0
+	})
+}
+
+// TestListsOfOne: one caller that lists all entries again and again has one made at a time, and a stream that goes on holds no turn.
+func TestListsOfOne(t *testing.T) {
+	l := newLender(t)
+	l.asks.most = 1
+	client := func(n int) proto.PeerServiceClient {
+		c, err := grpc.NewClient("passthrough:///"+l.owner.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+				return dialFrom(t, fmt.Sprint("127.0.0.", n), l.owner.Addr()), nil
+			}))
+		testenv.OK(t, err)
+		t.Cleanup(func() { testenv.NoError(t, c.Close()) })
+		return proto.NewPeerServiceClient(c)
+	}
+	lists := func(n int) chan error {
+		over := make(chan error, 1)
+		st, err := client(n).Residents(testenv.Context(t), &proto.ResidentsRequest{})
+		testenv.OK(t, err)
+		go func() { _, err := st.Recv(); over <- err }()
+		return over
+	}
+	leave, err := l.asks.enter(t.Context(), caller{"127.0.0.1", false})
+	testenv.OK(t, err)
+	waits := lists(1)
+	testenv.Until(t, "a list that waits", func() bool {
+		l.asks.mu.Lock()
+		defer l.asks.mu.Unlock()
+		x := l.asks.of[caller{"127.0.0.1", false}]
+		return x != nil && x.calls == 2
+	})
+	testenv.OK(t, <-lists(2))
+	select {
+	case err := <-waits:
+		t.Errorf("a second list of one caller has come (%v), want that it waits", err)
+	default:
+	}
+	leave()
+	testenv.OK(t, <-waits)
+	testenv.Until(t, "no turn is taken", func() bool {
 		l.asks.mu.Lock()
 		defer l.asks.mu.Unlock()
 		return len(l.asks.of) == 0

@@ -77,7 +77,8 @@ type lent struct {
 func newLending(p *Peers) *lending {
 	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers),
 		pace: pace{rate: float64(p.cfg.Bandwidth)}, effort: newEffort(), asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
-	l.crowd.most, l.crowd.rest = l.asks.most, askRest
+	l.crowd.most = max(2, l.asks.most) // with two, a question that hangs delays no other caller
+	l.crowd.rest = time.Duration(askRest * l.crowd.most / max(1, l.asks.most))
 	for range buffers {
 		l.free <- nil // mapped on first use
 	}
