@@ -333,6 +333,9 @@ func TestProposeAndFence(t *testing.T) {
 	if got := r.set.Count.Vanished; got != 1 {
 		t.Errorf("%d have vanished, want 1", got)
 	}
+	name, h := r.write(5, 0) // a victim of others, which a scan meets
+	r.proposed(5)
+	r.found(name, h)
 	r.b.Fenced()
 	r.end(m, credit)
 	r.expect("forgotten", 0, 0)

@@ -526,6 +526,9 @@ func TestReloadResizes(t *testing.T) {
 	if after := f.store.Stats().Roots[0]; after.Capacity != before.Capacity || after.Used != before.Used {
 		t.Errorf("%d of %d bytes, %d of %d before", after.Used, after.Capacity, before.Used, before.Capacity)
 	}
+	if _, err := f.store.Reload(testenv.Context(t), f.resized(100)); err != nil {
+		t.Errorf("a reload after those that were refused: %v", err)
+	}
 }
 
 // shadowStats waits until the shadow has heard of so many keys.

@@ -206,3 +206,39 @@ func TestAFileInQuarantineIsBookedOnce(t *testing.T) {
 		t.Errorf("%d bytes and %d files are booked, want 7 and 1", got, q.Count())
 	}
 }
+
+// TestAnOrphanIsBookedOnce: a file that fails again with more bytes is in the account with those, beside a renamed one of the same name.
+// Nothing is left of either when a put has taken the name.
+func TestAnOrphanIsBookedOnce(t *testing.T) {
+	account := capacity.New(capacity.Config{})
+	var l Orphans
+	l.init(&Dir{account: account})
+	l.AddRenamed("/root/a", staging.Info{}, 5)
+	for _, c := range [][2]int64{{10, 15}, {30, 35}, {7, 35}} {
+		l.again("/root/a", c[0])
+		if got := account.Figures().Orphans; got != c[1] {
+			t.Errorf("%d bytes are booked after %d of the file, want %d", got, c[0], c[1])
+		}
+	}
+	l.Settle(l.Claim("/root/a"), true)
+	if got := account.Figures().Orphans; got != 0 || len(l.by) > 0 {
+		t.Errorf("%d bytes and %d names are left, want none", got, len(l.by))
+	}
+}
+
+// TestStampsAfterAWrongClock: store times increase while a clock stands still or is set back a little, and restart from it where it was far
+// ahead.
+func TestStampsAfterAWrongClock(t *testing.T) {
+	now := time.Unix(1000, 0)
+	var s Sequence
+	s.Init(func() time.Time { return now }, "host")
+	first := s.Stamp()
+	now = now.Add(-time.Minute)
+	if second := s.Stamp(); second != first+1 {
+		t.Errorf("the store time after %d is %d, want one more", first, second)
+	}
+	now = now.Add(-2 * farAhead)
+	if third := s.Stamp(); third != now.UnixNano() {
+		t.Errorf("the store time is %d after a clock that was far ahead, want %d", third, now.UnixNano())
+	}
+}
