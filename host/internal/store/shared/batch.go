@@ -44,9 +44,6 @@ func decodeVictims(b []byte) (list []Victim, err error) {
 	return list, nil
 }
 
-// mostBad is how many times a damaged log or an unreadable batch is read before the member goes on without it.
-const mostBad = 10
-
 // apply applies decisions and acknowledges batches. Decisions come first: a spared victim may be proposed again at once.
 func (m *Member) apply() error {
 	if m.view.batches == nil {
@@ -77,10 +74,9 @@ func (m *Member) apply() error {
 		}
 		forget, victims, err := m.medium.batch(n)
 		switch p := m.peers[forget]; {
-		case missing(err) || errors.Is(err, ErrDamaged):
-			if m.unread[n]++; !missing(err) {
-				m.log.Warn("cannot read a batch of victims; it is read again", "batch", n, "error", err)
-			}
+		case missing(err):
+		case errors.Is(err, ErrDamaged):
+			m.log.Warn("cannot read a batch of victims; it is read again", "batch", n, "error", err)
 		case err != nil:
 			return err
 		case forget == "" || p == nil || p.ended: // The log of a member that is forgotten must be read first.

@@ -68,6 +68,37 @@ func TestTheServerIsAway(t *testing.T) {
 	}
 }
 
+// TestABatchIsRemoved behind the hosts' backs, as by an evictor that was deposed: what comes after it is evicted nevertheless.
+func TestABatchIsRemoved(t *testing.T) {
+	m := newOnBucket(t, 2)
+	defer m.end()
+	m.run(6 * modelLapse)
+	acts, batch := m.b.after, ""
+	m.b.after = func(t *scheduler.Thread, verb, name string) error {
+		if err := acts(t, verb, name); err != nil {
+			return err
+		}
+		if verb == "put" && strings.HasPrefix(name, "batch/") {
+			batch = name
+		} else if verb == "get" && name == batch { // One host has read it.
+			delete(m.b.objects, Dir+"/"+name)
+			m.b.after = acts
+		}
+		return nil
+	}
+	m.run(6 * modelLapse)
+	removed := func() (sum uint64) {
+		for _, n := range m.nodes {
+			sum += n.Stats().Removed
+		}
+		return sum
+	}
+	before := removed()
+	if m.run(2 * modelLapse); removed() == before {
+		t.Errorf("nothing was evicted after %d entries", before)
+	}
+}
+
 // TestAHostThatReadsNoLogs cannot acknowledge, so it is given up although it can write.
 func TestAHostThatReadsNoLogs(t *testing.T) {
 	m := newOnBucket(t, 2)

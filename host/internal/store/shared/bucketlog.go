@@ -92,6 +92,9 @@ func (b *bucket) skip() {
 	}
 }
 
+// mostBad is how many times a damaged log object is read before the member goes on without it.
+const mostBad = 10
+
 // read applies the records of one log object. The objects of one member are passed in order.
 func (b *bucket) read(q *request, each func(r *Record)) error {
 	m, p, r := b.m, b.m.peer(q.member), b.reading(q.member)

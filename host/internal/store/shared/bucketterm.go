@@ -197,6 +197,8 @@ func (b *bucket) clean() error {
 	for _, text := range slices.Sorted(maps.Keys(batches)) {
 		if n, err := strconv.ParseUint(text, 10, 64); err != nil || t.batches[n] != nil {
 			continue // It may be a batch that others know.
+		} else if !t.holds() {
+			return nil // It may be one of another evictor.
 		}
 		if err := b.m.cfg.Objects.Remove("batch/" + text); err != nil {
 			return err
@@ -207,7 +209,9 @@ func (b *bucket) clean() error {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(logs)) {
-		if t.accounts[name] == nil { // A member without a grant does not log.
+		if !t.holds() {
+			return nil
+		} else if t.accounts[name] == nil { // A member without a grant does not log.
 			if err := b.forget(name); err != nil {
 				return err
 			}

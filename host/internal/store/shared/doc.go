@@ -72,8 +72,8 @@
 // If two hosts publish a piece at the same time under two names, every member learns of both, and the victim has both. Pieces of
 // an entry that the evictor did not know when it proposed the victim are kept: each member looks for them again.
 //
-// A batch or a decision that cannot be read, also after a change of the evictor, counts as spared: every member then looks for
-// the files.
+// A decision that cannot be read, and a batch that some member cannot read for several lapses, count as spared: every member then
+// looks for the files.
 //
 // # In a directory
 //

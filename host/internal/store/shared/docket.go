@@ -71,7 +71,7 @@ func (d *docket) proposed(victims []Victim) {
 	}
 }
 
-// unreport notes that the batch of victims ended unread, so that they can be reported again.
+// unreport notes that a batch of victims ended unread, so that they can be reported again.
 func (d *docket) unreport(victims []Victim) {
 	for i := range victims {
 		delete(d.reported, victims[i].ID())

@@ -517,7 +517,7 @@ func TestABatchThatCannotBeRead(t *testing.T) {
 				f.data = []byte("damaged")
 			}
 		}
-		s.rounds(mostBad+3, s.b, s.c, s.a)
+		s.rounds((unreadLapses+1)*int(modelLapse/modelPoll), s.b, s.c, s.a)
 		if !s.b.index[k].grantable() {
 			t.Errorf("%d is not granted after the batch ended", k[0])
 		}

@@ -65,7 +65,6 @@ type incarnation struct {
 	retry     *attempt // the log write that failed; nil if none did. Others may have read part of it.
 	relayed   bool     // set while pieces of members that are gone are not logged
 	peers     map[string]*peer
-	unread    map[uint64]int // failed reads of each batch
 }
 
 // peer is the knowledge about a member; this host is one of them.
@@ -166,7 +165,7 @@ func (m *Member) step(now time.Duration) error {
 // have the same id.
 func (m *Member) join() error {
 	life := max(1, m.cfg.Unique())
-	m.incarnation = incarnation{name: m.cfg.member(life), peers: map[string]*peer{}, unread: map[uint64]int{}}
+	m.incarnation = incarnation{name: m.cfg.member(life), peers: map[string]*peer{}}
 	m.term = nil
 	m.docket.begin(m.back)
 	if err := m.medium.join(); err != nil {

@@ -43,9 +43,10 @@ type account struct {
 // proposal is a batch: victims, or a member to forget.
 type proposal struct {
 	forget  string
-	victims []Victim // nil also if an earlier evictor has proposed them
-	stored  bool     // set once a bucket has the victims
-	written bool     // set once the others can read it
+	victims []Victim      // nil also if an earlier evictor has proposed them
+	stored  bool          // set once a bucket has the victims
+	written bool          // set once the others can read it
+	since   time.Duration // when it was first waited for
 
 	done    int // number of victims removed or spared so far
 	spared  map[int]bool
@@ -212,17 +213,28 @@ func (t *term) decideAll() error {
 	return nil
 }
 
+// unreadLapses is the number of lapses after which a batch ends that not all members have acknowledged. All of them are alive, or
+// they would be gone by then.
+const unreadLapses = 4
+
 // judge removes the victims of a batch except the spared ones, once every member has acknowledged the batch. If that takes too
 // long it returns with over unset and continues at the next step, so that heartbeats are not delayed.
 func (t *term) judge(n uint64, b *proposal) (over bool, err error) {
 	m := t.m
 	vetoes, all, _ := t.acks(n)
 	victims, mine := m.batches[n]
-	switch {
-	case b.written && !mine && m.unread[n] > mostBad: // It is unknown which victims an earlier evictor removed, so every member checks them.
-		b.all = true
+	if b.since == 0 {
+		b.since = m.lastStep
+	}
+	switch wait := m.lastStep - b.since; {
+	case b.written && all && mine:
+	case b.written && b.forget == "" && wait > unreadLapses*m.cfg.Lapse: // Some member cannot read it, so all of them check the victims.
+		if err := m.medium.remove(nil); err != nil {
+			return false, err
+		}
 		m.unreport(b.victims)
-	case !b.written || !all || !mine:
+		b.all = true
+	default:
 		return false, nil
 	}
 	if b.spared == nil {
