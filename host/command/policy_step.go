@@ -29,7 +29,7 @@ import (
 var errStepped = errors.New("command: shown as far as wanted")
 
 func newPolicyStep() *cobra.Command {
-	f := simFlags{quiet: true, ratio: 1, levels: levelFlags{writes: []string{sim.WriteBack.String()}}}
+	f := simFlags{quiet: true, ratio: 1, levels: levelFlags{writes: []string{"back"}}}
 	s := &stepper{slots: map[uint32]stepRow{}}
 	var trace, capacity string
 	var profile bool

@@ -51,9 +51,10 @@ never evicts.
 A capacity is a share of the trace's unique chunks, rounded down (10%), a number of chunks (5000), or a size
 (64GiB), which is divided by --chunk-bytes.
 
---level simulates a host with levels instead, with a policy for each level and copies between the levels. --cost gives
-the speed of loads from each level, and --chunk-bytes the size of a chunk. The saved time is the time that prefill
-would have taken, less the time of the loads.
+--level simulates a host with levels instead: the host's own store, with levels that keep sizes only. The nearest level is
+memory. The simulation plays one request at a time, at its time in the trace or when the request before it has ended.
+Loads, stores and copies between levels take time according to --cost and --chunk-bytes, the size of a chunk. The saved
+time is the time that prefill would have taken, less the time of the loads.
 
 A trace has one JSON object in each line, for one request:
 
@@ -145,7 +146,7 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	}
 	if f.levels.on() {
 		return f.simulateLevels(ctx, &sim.LevelGrid{
-			Workloads: g.Workloads, Policies: g.Policies, ChunkBytes: g.ChunkBytes, Options: g.Options,
+			Workloads: g.Workloads, Policies: g.Policies, ChunkBytes: g.ChunkBytes, Options: g.Options, Workers: config.Default().Move.Workers,
 		}, opt)
 	}
 	loaded := time.Since(started)

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/sim"
 )
@@ -20,18 +21,20 @@ type levelFlags struct {
 	policies   []string
 	admissions []string
 	writes     []string
+	bandwidth  string
 	roles      []abi.Role // roles of the admit policies
 }
 
 func (f *levelFlags) define(fl *pflag.FlagSet) {
 	f.roles = []abi.Role{abi.RoleAdmit}
 	fl.StringSliceVar(&f.capacities, "level", nil, "simulate levels: their capacities, as 0=1%,1=10%; 0 is the nearest")
-	fl.StringSliceVar(&f.costs, "cost", nil, "speed of loads from each level in GB/s, and optionally their latency, as 0=50,1=5:30ms")
+	fl.StringSliceVar(&f.costs, "cost", nil, "speed of each level in GB/s, and optionally its latency, as 0=50,1=5:30ms")
+	fl.StringVar(&f.bandwidth, "move-bandwidth", "", "most bytes per second that are copied between levels (default that of move.bandwidth)")
 	fl.StringArrayVar(&f.policies, "level-policy", nil,
 		"policy of one level, as 1=x.wasm, instead of those of --policy; repeatable")
 	fl.StringArrayVar(&f.admissions, "admit", []string{sim.AdmitDefault},
 		"rule for stores and for moves between levels: default (the host's own), all, or an admit policy; repeatable")
-	fl.StringSliceVar(&f.writes, "write", []string{sim.WriteBack.String()},
+	fl.StringSliceVar(&f.writes, "write", []string{"back"},
 		"time of the copy to the next level: back (at eviction), hits (also at a hit), through (at once), or several, separated by commas")
 }
 
@@ -51,7 +54,7 @@ func (f *simFlags) check(changed func(string) bool) error {
 		}
 		return nil
 	}
-	for _, name := range []string{"cost", "level-policy", "admit", "write"} {
+	for _, name := range []string{"cost", "move-bandwidth", "level-policy", "admit", "write"} {
 		if changed(name) {
 			return fmt.Errorf("sim: --%s wants --level", name)
 		}
@@ -64,6 +67,11 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 	l := &f.levels
 	if g.Levels, err = sim.ParseLevels(l.capacities, l.costs); err != nil {
 		return usageError{err}
+	}
+	if g.Bandwidth = config.Default().Move.Bandwidth; l.bandwidth != "" {
+		if g.Bandwidth, err = config.ParseSize(l.bandwidth); err != nil {
+			return usageError{fmt.Errorf("sim: --move-bandwidth: %w", err)}
+		}
 	}
 	for _, text := range l.writes {
 		w, err := sim.ParseWrite(text)

@@ -22,7 +22,9 @@ type Handle struct {
 	Label  string // the operator's name for the policy; default: the module's name
 	Config Config
 	Levels uint8 // one bit for each level of a store that an admit policy admits moves to
-	refs   *moduleRefs
+	// Observe gets the calls of an admit or place policy. It may be nil.
+	Observe Observer
+	refs    *moduleRefs
 }
 
 // moduleRefs counts the references to one module, over all its handles.

@@ -18,7 +18,6 @@ type cache struct {
 	hits      int
 	evictions int
 	shed      int
-	evicted   func(slot, id, number uint32, now uint64) error // called for each chunk that goes; may be nil
 }
 
 func newCache(w *Workload, e *policy.Evict, capacity int, units uint32) *cache {
@@ -106,17 +105,6 @@ func (c *cache) store(id, number uint32, now uint64) (uint32, error) {
 	return slot, nil
 }
 
-func (c *cache) touch(id, slot, number uint32, now uint64) error {
-	ev := abi.Event{
-		Op: abi.OpTouch, Slot: slot, Parent: abi.None, Key: c.w.keys[id], Size: c.units, Depth: c.w.depths[id],
-		Request: number, Time: now,
-	}
-	if parent := c.w.parents[id]; parent != abi.None {
-		ev.Parent, ev.ParentKey = c.slotOf[parent], c.w.keys[parent]
-	}
-	return c.e.Event(ev)
-}
-
 // insert finds a slot for a chunk, or None when the policy frees none.
 func (c *cache) insert(id, number uint32, now uint64) (uint32, error) {
 	if len(c.free) == 0 {
@@ -175,12 +163,8 @@ func (c *cache) remove(slot, number uint32, now uint64) error {
 		c.children[parent]--
 		parentKey = c.w.keys[parent]
 	}
-	err := c.e.Event(abi.Event{
+	return c.e.Event(abi.Event{
 		Op: abi.OpRemove, Slot: slot, Parent: abi.None, Key: c.w.keys[id], ParentKey: parentKey, Size: c.units,
 		Depth: c.w.depths[id], Request: number, Time: now,
 	})
-	if err != nil || c.evicted == nil {
-		return err
-	}
-	return c.evicted(slot, id, number, now)
 }

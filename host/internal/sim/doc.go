@@ -6,9 +6,9 @@
 // the end of the request. Keys are numbered densely when the trace is loaded, so that a resident chunk is an index
 // into an array.
 //
-// With levels ([LevelGrid]) it is a host in which a chunk may have a copy in each level, with an instance of the evict policy for
-// every level and one admit policy, which decides what an eviction demotes and what a load promotes.
+// With levels ([LevelGrid]) it is a host's own store, on file systems that keep sizes only. The store does no work in the
+// background: the simulation makes its copies, one after the other on a clock of its own, so that every run gives the same result.
 //
-// All entries have one size. Nothing is pinned: the touches and inserts of a request alternate as in the textbooks,
+// All entries have one size. Without levels nothing is pinned: the touches and inserts of a request alternate as in the textbooks,
 // so that miss ratios can be compared with published ones.
 package sim

@@ -2,11 +2,12 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
-	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
 
 // LevelResult is the outcome of one policy, one admission and one way to write on one workload.
@@ -43,14 +44,14 @@ type LevelResult struct {
 type LevelFigures struct {
 	Level        int   `json:"level"`
 	Capacity     int   `json:"capacity"` // chunks
-	Hits         int   `json:"hits"`
-	Loads        int   `json:"loads"` // hits that continue a prefix
+	Hits         int   `json:"hits"`     // chunks that were loaded from it
 	New          int   `json:"new"`
 	Demotions    int   `json:"demotions"`
 	Promotions   int   `json:"promotions"`
-	Covered      int   `json:"covered"` // evicted, while the next level had a copy
-	Drops        int   `json:"drops"`   // evicted, and not demoted
-	Shed         int   `json:"shed"`    // not stored, because the policy freed too little
+	Covered      int   `json:"covered"`     // evicted, while the next level had a copy
+	Drops        int   `json:"drops"`       // evicted, and not demoted
+	Shed         int   `json:"shed"`        // not stored, because the policy freed too little
+	CopiesShed   int   `json:"copies_shed"` // copies to it that were not made, because others waited or there was no time
 	BytesLoaded  int64 `json:"bytes_loaded"`
 	BytesWritten int64 `json:"bytes_written"`
 	LoadTimes    Times `json:"load_times"` // of requests that load from the level
@@ -61,9 +62,11 @@ type LevelGrid struct {
 	Workloads  []*Workload
 	Policies   []*Policy
 	Admissions []*Policy
-	Writes     []Write
+	Writes     []store.Write
 	Levels     []Level
 	ChunkBytes int64
+	Workers    int   // copies at a time for each level but the nearest
+	Bandwidth  int64 // bytes a second of all copies; 0 means no limit
 	Options    Options
 }
 
@@ -99,119 +102,58 @@ func (g *LevelGrid) Run(ctx context.Context) (*LevelOutcome, error) {
 }
 
 // cell is what runs in a row.
-func (g *LevelGrid) cell(row int) (p, a *Policy, w Write) {
+func (g *LevelGrid) cell(row int) (p, a *Policy, w store.Write) {
 	rest := row / len(g.Writes)
 	return g.Policies[rest/len(g.Admissions)], g.Admissions[rest%len(g.Admissions)], g.Writes[row%len(g.Writes)]
 }
 
-func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Policy, write Write) (LevelResult, error) {
+func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Policy, write store.Write) (LevelResult, error) {
 	r := LevelResult{
-		Trace: w.Name, Policy: p.Text, Admit: a.Text, Write: write.String(), ChunkBytes: g.ChunkBytes,
+		Trace: w.Name, Policy: p.Text, Admit: a.Text, Write: writes[write], ChunkBytes: g.ChunkBytes,
 	}
 	started := time.Now()
 	h, err := g.open(ctx, w, p, a, write)
 	if err != nil {
 		return r, err
 	}
-	defer h.close()
-	if r.PrefixHits, r.PrefillSeconds, err = w.play(ctx, &g.Options, r.Policy, h.request); err != nil {
+	r.PrefixHits, r.PrefillSeconds, err = w.play(ctx, &g.Options, r.Policy, func(ids []uint32, number uint32) (int, error) {
+		return h.request(ctx, ids, number)
+	})
+	r.count(h, g)
+	if err := errors.Join(err, h.close()); err != nil {
 		return r, err
 	}
-	for n := range h.levels {
-		if err := h.levels[n].e.Flush(); err != nil {
-			return r, fmt.Errorf("sim: %s: level %d: %w", r.Policy, n, err)
-		}
-	}
 	r.Accesses, r.RecomputeSeconds = w.Accesses(), g.Options.Prefill.total(w)
-	r.count(h, g)
+	r.MissRatio = 1 - float64(r.Hits)/float64(r.Accesses)
+	r.PrefixHitRatio = float64(r.PrefixHits) / float64(r.Accesses)
 	r.Seconds = time.Since(started).Seconds()
 	return r, nil
 }
 
 // count adds up what the levels counted.
-func (r *LevelResult) count(h *hierarchy, g *LevelGrid) {
-	r.Refused = h.refused
+func (r *LevelResult) count(h *host, g *LevelGrid) {
+	stats := h.store.Stats()
+	r.Refused, r.Hits = h.refused, h.hits
 	for n := range h.levels {
 		f := h.levels[n].figures
-		f.Shed = h.levels[n].shed
-		f.BytesLoaded = int64(f.Loads) * g.ChunkBytes
+		f.Shed = int(stats.Roots[n].Sheds)
+		if n < len(stats.Levels) { // a policy that places has them in one
+			to := &stats.Levels[n].Moves
+			f.New += int(to[moves.Through].Done)
+			f.Demotions, f.Promotions = int(to[moves.Demotion].Done), int(to[moves.Promotion].Done)
+			f.CopiesShed = int(to[moves.Demotion].Shed + to[moves.Promotion].Shed + to[moves.Through].Shed)
+		}
+		f.BytesLoaded = int64(f.Hits) * g.ChunkBytes
 		f.BytesWritten = int64(f.New+f.Demotions+f.Promotions) * g.ChunkBytes
-		r.Hits += f.Hits
 		r.BytesLoaded += f.BytesLoaded
 		r.BytesWritten += f.BytesWritten
 		_, f.LoadTimes = timesOf(h.times.of[n])
 		r.Levels = append(r.Levels, f)
 	}
-	r.MissRatio = 1 - float64(r.Hits)/float64(r.Accesses)
-	r.PrefixHitRatio = float64(r.PrefixHits) / float64(r.Accesses)
 	var farther float64
 	r.LoadSeconds, r.LoadTimes = timesOf(h.times.all)
 	_, r.PrefetchedTimes = timesOf(h.times.nearest)
 	farther, _ = timesOf(h.times.farthest)
 	r.SavedSeconds = r.PrefillSeconds - r.LoadSeconds
 	r.FartherSeconds = farther - r.LoadSeconds
-}
-
-// open starts an instance of the policy for each level, and one that admits.
-func (g *LevelGrid) open(ctx context.Context, w *Workload, p *Policy, a *Policy, write Write) (h *hierarchy,
-	err error) {
-	h = &hierarchy{w: w, times: newLevelTimes(g), write: write, levels: make([]simLevel, 0, len(g.Levels))}
-	defer func() {
-		if err != nil {
-			h.close()
-			h = nil
-		}
-	}()
-	units := max(1, g.Options.ChunkUnits)
-	var all uint64
-	for n, l := range g.Levels {
-		capacity, err := l.Capacity.Chunks(w, g.ChunkBytes)
-		if err != nil {
-			return h, fmt.Errorf("%w (level %d)", err, n)
-		}
-		capacity = min(capacity, len(w.keys))
-		evicts := p
-		if l.Policy != nil {
-			evicts = l.Policy
-		}
-		bytes := uint64(capacity) * uint64(units) * abi.SizeUnit
-		all += bytes
-		speed := uint64(l.BytesPerSecond)
-		h.place.facts = append(h.place.facts, abi.RootFacts{
-			ID: uint32(n), Flags: abi.RootWritable, Capacity: bytes, ReadBps: speed, WriteBps: speed,
-		})
-		e, err := evicts.module.NewEvict(ctx, policy.EvictOptions{
-			MaxSlots: uint32(capacity), Capacity: bytes, Seed: g.Options.Seed, Config: evicts.config,
-		})
-		if err != nil {
-			return h, err
-		}
-		c := newCache(w, e, capacity, units)
-		c.evicted = func(slot, id, number uint32, now uint64) error { return h.evictedFrom(n, slot, id, number, now) }
-		h.levels = append(h.levels, simLevel{
-			cache: c, grants: make([]uint32, capacity), figures: LevelFigures{Level: n, Capacity: capacity},
-		})
-	}
-	if a.Role == abi.RolePlace {
-		return h, h.openPlace(ctx, a, g.Options)
-	}
-	h.admit, err = a.module.NewAdmit(ctx, policy.AdmitOptions{
-		Capacity: all, Seed: g.Options.Seed, Config: a.config, Observe: g.Options.Observe,
-	})
-	if err != nil {
-		return h, err
-	}
-	return h, h.admit.Namespace(0, "model="+w.Name+"\n")
-}
-
-func (h *hierarchy) close() {
-	for _, l := range h.levels {
-		_ = l.e.Close() // it never fails
-	}
-	if h.admit != nil {
-		_ = h.admit.Close()
-	}
-	if h.place.Place != nil {
-		_ = h.place.Close()
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/store"
 )
 
 // maxLevels is how many levels a host may have.
@@ -96,23 +98,13 @@ func OfLevel(item, example string) (n int, text string, err error) {
 	return n, text, nil
 }
 
-// Write is when a farther level gets what is new.
-type Write uint8
+// writes are the names of the values of [store.Write].
+var writes = []string{"back", "hits", "through"}
 
-const (
-	WriteBack    Write = iota // when the level before it evicts
-	WriteHits                 // when it was hit there, too
-	WriteThrough              // at once
-)
-
-func (w Write) String() string { return [...]string{"back", "hits", "through"}[w] }
-
-// ParseWrite is the inverse of String.
-func ParseWrite(s string) (Write, error) {
-	for _, w := range []Write{WriteBack, WriteHits, WriteThrough} {
-		if s == w.String() {
-			return w, nil
-		}
+// ParseWrite parses when the next level gets what is new.
+func ParseWrite(s string) (store.Write, error) {
+	if n := slices.Index(writes, s); n >= 0 {
+		return store.Write(n), nil
 	}
 	return 0, fmt.Errorf("%w: write %q (back, hits, through)", ErrLevel, s)
 }
@@ -128,7 +120,7 @@ const (
 func OpenAdmission(ctx context.Context, text string, opt policy.Options, roles ...abi.Role) (*Policy, error) {
 	switch text {
 	case AdmitDefault:
-		return &Policy{Text: text, Label: text, module: policy.Builtin(abi.RoleAdmit)}, nil
+		return &Policy{Text: text, Label: text}, nil
 	case AdmitAll:
 		return &Policy{Text: text, Label: text, module: policy.NativeModule(text, []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
 			return admitsAll{}, nil

@@ -37,14 +37,14 @@ func (o *LevelOutcome) WriteTable(out io.Writer) error {
 			if l.Policy != nil {
 				title += ", " + l.Policy.Label
 			}
-			rows = [][]string{{title, "hits", "loaded", "of all", "written", "new", "demoted to it", "promoted to it", "covered",
-				"dropped", "load mean", "p99"}}
+			rows = [][]string{{title, "hits", "loaded", "of all", "written", "new", "demoted to it", "promoted to it", "copies shed",
+				"covered", "dropped", "load mean", "p99"}}
 			for j := range results {
 				r, f := &results[j], &results[j].Levels[n]
 				rows = append(rows, []string{
 					o.label(j), fmt.Sprint(f.Hits), config.DecimalText(f.BytesLoaded), share(f.BytesLoaded, r.BytesLoaded),
 					config.DecimalText(f.BytesWritten),
-					fmt.Sprint(f.New), fmt.Sprint(f.Demotions), fmt.Sprint(f.Promotions), fmt.Sprint(f.Covered), fmt.Sprint(f.Drops),
+					fmt.Sprint(f.New), fmt.Sprint(f.Demotions), fmt.Sprint(f.Promotions), fmt.Sprint(f.CopiesShed), fmt.Sprint(f.Covered), fmt.Sprint(f.Drops),
 					seconds(f.LoadTimes.Mean), seconds(f.LoadTimes.P99),
 				})
 			}
@@ -72,7 +72,7 @@ func (o *LevelOutcome) label(row int) string {
 		text += ", admit " + admit.Label
 	}
 	if len(g.Writes) > 1 {
-		text += ", " + write.String()
+		text += ", " + writes[write]
 	}
 	return text
 }

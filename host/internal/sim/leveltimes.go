@@ -29,32 +29,26 @@ type levelTimes struct {
 	all    []float64
 	// As if all were loaded from one level.
 	nearest, farthest []float64
-	counts            []int64
 }
 
 func newLevelTimes(g *LevelGrid) *levelTimes {
-	return &levelTimes{levels: g.Levels, chunk: g.ChunkBytes, of: make([][]float64, len(g.Levels)), counts: make([]int64, len(g.Levels))}
+	return &levelTimes{levels: g.Levels, chunk: g.ChunkBytes, of: make([][]float64, len(g.Levels))}
 }
 
-// add adds the loads of a request.
-func (t *levelTimes) add(loaded []load) {
-	if len(loaded) == 0 {
-		return
-	}
-	clear(t.counts)
-	for _, l := range loaded {
-		t.counts[l.level]++
-	}
-	sum := 0.0
-	for n, count := range t.counts {
+// add adds the loads of a request: how many chunks from each level.
+func (t *levelTimes) add(counts []int) {
+	sum, bytes := 0.0, int64(0)
+	for n, count := range counts {
 		if count > 0 {
-			s := t.levels[n].seconds(count * t.chunk)
+			part := int64(count) * t.chunk
+			s := t.levels[n].seconds(part)
 			t.of[n] = append(t.of[n], s)
-			sum += s
+			sum, bytes = sum+s, bytes+part
 		}
 	}
-	bytes := int64(len(loaded)) * t.chunk
-	t.all = append(t.all, sum)
-	t.nearest = append(t.nearest, t.levels[0].seconds(bytes))
-	t.farthest = append(t.farthest, t.levels[len(t.levels)-1].seconds(bytes))
+	if bytes > 0 {
+		t.all = append(t.all, sum)
+		t.nearest = append(t.nearest, t.levels[0].seconds(bytes))
+		t.farthest = append(t.farthest, t.levels[len(t.levels)-1].seconds(bytes))
+	}
 }

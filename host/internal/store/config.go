@@ -111,6 +111,7 @@ type Config struct {
 	Now      func() time.Time
 	HostID   string // marks this host's temporaries: 1 to 32 characters of [a-z0-9]; empty means an id derived from the machine's
 	Dry      bool   // see [Open]
+	Stepped  bool   // the store has no background work: see [Store.Step]
 	// Making is called when Open is about to create the directory of a root, possibly on several goroutines. An error prevents
 	// the creation. It may be nil.
 	Making func() error

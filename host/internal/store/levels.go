@@ -229,11 +229,26 @@ func (s *Store) Settle(ctx context.Context) error {
 	if s.mover == nil {
 		return nil
 	}
-	return s.mover.Settle(ctx, func() {
-		for _, r := range s.roots {
-			r.leaving.Step() // an arrived copy may let other entries leave
-		}
-	})
+	return s.mover.Settle(ctx, s.leave)
+}
+
+// leave makes entries leave as far as due. An arrived copy may let other entries leave.
+func (s *Store) leave() {
+	for _, r := range s.roots {
+		r.leaving.Step()
+	}
+}
+
+// Step makes entries leave as far as due, and makes the most valuable copy of those that wait for a level or leave it for a nearer
+// one: see [moves.Mover.Next]. It takes the place of the background work in a store with [Config.Stepped].
+func (s *Store) Step(ctx context.Context, level int) (e *moves.Entry, copied int64, end func()) {
+	if s.mover == nil {
+		return nil, 0, nil
+	}
+	s.leave()
+	v, copied, end := s.mover.Next(ctx, level)
+	e, _ = v.(*moves.Entry)
+	return e, copied, end
 }
 
 // drain copies the entries that volatile roots would lose to the next level, within a time limit.
@@ -270,13 +285,13 @@ func (r *root) keep(m entries.Mark, on Write) {
 	}
 }
 
-// of returns the configuration of the mover between levels.
-func (m Moves) of(loads *moves.Loads, levels []*level) moves.Config {
-	c := moves.Config{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Loads: loads}
-	for _, l := range levels[1:] {
+// of returns the configuration of the mover between the levels of a store.
+func (m Moves) of(s *Store) moves.Config {
+	c := moves.Config{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Loads: &s.loads, Now: s.cfg.Now}
+	for _, l := range s.levels[1:] {
 		c.Levels = append(c.Levels, l.number)
 	}
-	if levels[0].store.offered != nil {
+	if s.offered != nil {
 		c.Levels = append(c.Levels, MaxLevels) // see peerLevel
 	}
 	return c

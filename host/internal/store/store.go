@@ -86,6 +86,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return s, nil
 	}
 	s.tellRoots()
+	if cfg.Stepped {
+		return s, nil
+	}
 	s.work.Go(func() { s.catalog.Run(s.run) })
 	if s.mover != nil {
 		s.work.Go(func() { s.mover.Run(s.run) })
@@ -124,7 +127,7 @@ func prepare(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	if len(s.levels) > 1 {
 		var err error
-		if s.mover, err = moves.New(cfg.Moves.of(&s.loads, s.levels)); err != nil {
+		if s.mover, err = moves.New(cfg.Moves.of(s)); err != nil {
 			return nil, errors.Join(err, s.catalog.Close())
 		}
 	}

@@ -86,7 +86,7 @@ func (c *Catalog) prepare(ctx context.Context, all *[abi.Roles][]wish, maxState 
 	}
 	err = w.place.rebind(o, *c.place.Load(), abi.RolePlace, all[abi.RolePlace],
 		func(h *policy.Handle, _ *Active[*policy.Place]) (*policy.Place, error) {
-			p, err := h.Module.NewPlace(ctx, policy.PlaceOptions{Seed: o.Seed, Config: h.Config, MaxNamespaces: MaxNamespaces})
+			p, err := h.Module.NewPlace(ctx, policy.PlaceOptions{Seed: o.Seed, Config: h.Config, MaxNamespaces: MaxNamespaces, Observe: h.Observe})
 			if facts := c.facts.Load(); err == nil && facts != nil {
 				p.SetRoots(*facts)
 			}
@@ -117,7 +117,7 @@ func (w *Swap) openAdmit(
 		}
 	}
 	p, err := h.Module.NewAdmit(ctx, policy.AdmitOptions{
-		Capacity: o.Capacity, Seed: o.Seed, Config: h.Config, MaxNamespaces: MaxNamespaces, State: state,
+		Capacity: o.Capacity, Seed: o.Seed, Config: h.Config, MaxNamespaces: MaxNamespaces, State: state, Observe: h.Observe,
 	})
 	if err == nil {
 		w.admitKept[p] = old != nil && p.Loaded()

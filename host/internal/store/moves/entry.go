@@ -232,7 +232,7 @@ func (v *Entry) Run(ctx context.Context, c *Copier) (again bool) {
 			return true
 		}
 	}
-	v.account(err)
+	v.account(err, c.copied)
 	return false
 }
 
@@ -249,8 +249,8 @@ func (v *Entry) begin() bool {
 	return true
 }
 
-// account counts the result of a copy, and removes the remains of a failed one.
-func (v *Entry) account(err error) {
+// account counts the result of a copy of so many bytes, and removes the remains of a failed one.
+func (v *Entry) account(err error, copied int64) {
 	n := &v.To.Count()[v.Kind]
 	if err != nil {
 		v.To.DropPart(v)
@@ -259,6 +259,10 @@ func (v *Entry) account(err error) {
 	case err == nil:
 		if v.Then != nil {
 			v.Then()
+		}
+		if copied == 0 { // a level had all pieces already
+			n.Cancelled.Add(1)
+			break
 		}
 		n.Done.Add(1)
 		n.Bytes.Add(uint64(v.size))
@@ -288,7 +292,7 @@ func (v *Entry) BeginHere() bool {
 
 // EndHere ends a move of BeginHere. The error is the reason why there is no copy.
 func (v *Entry) EndHere(err error) {
-	v.account(err)
+	v.account(err, v.size)
 	v.From.Copies.Unwatch(v.Fingerprint)
 	v.end()
 }

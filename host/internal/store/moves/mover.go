@@ -52,7 +52,8 @@ type Config struct {
 	Bandwidth int64         // bytes a second over all copies; 0 means no limit
 	Waiting   time.Duration // most time that waiting moves may need to be copied; 0 means a minute
 	Loads     *Loads
-	Levels    []int // levels that can be the farther one of a move
+	Levels    []int            // levels that can be the farther one of a move
+	Now       func() time.Time // for the speed of moves; nil means time.Now
 }
 
 // maxWaiting is the maximum number of moves that may wait, whatever their size.
@@ -84,6 +85,9 @@ func New(cfg Config) (*Mover, error) {
 	cfg.Workers, cfg.Waiting = cmp.Or(cfg.Workers, defaultWorkers), cmp.Or(cfg.Waiting, defaultWaiting)
 	if cfg.Loads == nil {
 		cfg.Loads = &Loads{}
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
 	}
 	slots, err := staging.NewSlots(cfg.Workers*len(cfg.Levels), bufferBytes)
 	if err != nil {
@@ -219,25 +223,64 @@ func (m *Mover) work(ctx context.Context, l *lane) {
 			m.mu.Unlock()
 			return
 		}
-		v := l.pop()
-		began, start := m.ends, time.Now()
+		t := m.take(l)
 		m.mu.Unlock()
-		c.copied = 0
-		again := v.Run(ctx, c)
-		m.mu.Lock()
-		if c.copied > 0 {
-			l.ran(c.copied, time.Since(start).Seconds())
-		}
-		m.mu.Unlock()
-		m.ended(l, v, began, again)
+		t.run(ctx, c)
+		m.ended(t)
 	}
 }
 
-// ended ends a move that has run, and queues the moves that wait for it. began is the number of ended moves when it began.
-func (m *Mover) ended(l *lane, v Move, began uint64, again bool) {
+// Next makes the most valuable waiting move of a level. It returns nil if none waits. It is for a simulation, which has no
+// workers: the move is over at the call of end, and the time until then is the time of its bytes.
+func (m *Mover) Next(ctx context.Context, level int) (v Move, copied int64, end func()) {
 	m.mu.Lock()
+	defer m.mu.Unlock()
+	l := m.lanes[level]
+	if l == nil || len(l.of) == 0 {
+		return nil, 0, nil
+	}
+	slot, err := m.slots.Acquire(ctx)
+	if err != nil {
+		return nil, 0, nil
+	}
+	defer slot.Release()
+	t := m.take(l)
+	m.mu.Unlock()
+	t.run(ctx, &Copier{buf: slot.Bytes(), budget: &m.budget})
+	m.mu.Lock()
+	return t.v, t.copied, func() { m.ended(t) }
+}
+
+// taken is a move that a worker has taken from its lane.
+type taken struct {
+	v      Move
+	l      *lane
+	ends   uint64 // number of ended moves at that time
+	start  time.Time
+	copied int64
+	again  bool // the move is to run again
+}
+
+// take takes the next move. m.mu must be held, and one must wait.
+func (m *Mover) take(l *lane) *taken {
+	return &taken{v: l.pop(), l: l, ends: m.ends, start: m.cfg.Now()}
+}
+
+func (t *taken) run(ctx context.Context, c *Copier) {
+	c.copied = 0
+	t.again = t.v.Run(ctx, c)
+	t.copied = c.copied
+}
+
+// ended ends a move that has run, and queues the moves that wait for it.
+func (m *Mover) ended(t *taken) {
+	m.mu.Lock()
+	l, v, again := t.l, t.v, t.again
+	if t.copied > 0 {
+		l.ran(t.copied, m.cfg.Now().Sub(t.start).Seconds())
+	}
 	switch {
-	case again && m.ends != began && !m.closed: // another move has ended during the run
+	case again && m.ends != t.ends && !m.closed: // another move has ended during the run
 		l.push(v)
 		again = false
 	case again && m.moves() > len(m.again)+1 && !m.closed:
