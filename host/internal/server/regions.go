@@ -1,7 +1,7 @@
 package server
 
 import (
-	"math"
+	"errors"
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/budget"
@@ -51,16 +51,15 @@ func (c *clientMemory) mapRegions(g *kv.Group, regions []*proto.Region, files de
 	_, device := onDevice(0, regions[0])
 	byTag, known := map[uint64]*mapping{}, map[string]*gds.Import{}
 	host, onGPU := make([]transfer.HostRegion, len(regions)), make([]transfer.DeviceRegion, len(regions))
-	taken := make([]bool, len(regions)) // by unit and plane
+	number := make([]int, len(regions)) // 1 + the index of a region, by unit and plane
 	for i, m := range regions {
 		if err := c.checkKind(i, m, device); err != nil {
 			return nil, err
 		}
-		place, err := checkPlane(i, m, g, taken)
+		place, err := checkPlane(i, m, g, number)
 		if err != nil {
 			return nil, err
 		}
-		var size int64
 		grid := transfer.Grid{Offset: int64(m.GetOffset()), Stride: int64(m.GetStride()), Blocks: m.GetBlocks(), Pages: m.GetPages(),
 			PageStride: int64(m.GetPageStride())}
 		if device {
@@ -68,25 +67,14 @@ func (c *clientMemory) mapRegions(g *kv.Group, regions []*proto.Region, files de
 			if err != nil {
 				return nil, err
 			}
-			size = mem.Size
-			onGPU[place] = transfer.DeviceRegion{Base: mem.Base, Bytes: size, Grid: grid}
-		} else {
-			a, err := c.mapTag(i, m.GetMemfd(), byTag, files, r)
-			if err != nil {
-				return nil, err
-			}
-			size = a.file.Size
-			host[place] = transfer.HostRegion{Data: a.data, Grid: grid}
+			onGPU[place] = transfer.DeviceRegion{Base: mem.Base, Bytes: mem.Size, Grid: grid}
+			continue
 		}
-		if err := checkRegion(i, m, planes[m.GetPlane()].PageBytes, size); err != nil {
+		a, err := c.mapTag(i, m.GetMemfd(), byTag, files, r)
+		if err != nil {
 			return nil, err
 		}
-		if grid.Blocks != regions[0].GetBlocks() {
-			return nil, invalid(at("regions", i, "blocks"), "%d, regions[0] has %d", grid.Blocks, regions[0].GetBlocks())
-		}
-		if m.GetPages() != regions[0].GetPages() {
-			return nil, invalid(at("regions", i, "pages"), "%d, regions[0] has %d", m.GetPages(), regions[0].GetPages())
-		}
+		host[place] = transfer.HostRegion{Data: a.data, Grid: grid}
 	}
 	var mem transfer.Memory
 	var err error
@@ -94,6 +82,9 @@ func (c *clientMemory) mapRegions(g *kv.Group, regions []*proto.Region, files de
 		mem, err = transfer.NewDeviceMemory(c.gpu, g.Geometry, onGPU)
 	} else {
 		mem, err = transfer.NewHostMemory(g.Geometry, host)
+	}
+	if bad, ok := errors.AsType[*transfer.RegionError](err); ok {
+		return nil, invalid(at("regions", number[bad.Region]-1, bad.Field), "%s", bad.Reason)
 	}
 	if err != nil {
 		return nil, invalid("regions", "%v", err)
@@ -134,54 +125,18 @@ func (c *clientMemory) mapTag(i int, tag uint64, byTag map[uint64]*mapping, file
 }
 
 // checkPlane checks that a region names a plane of the group and a unit of the rank, and that no earlier region names the same
-// pair. It returns the index of the pair.
-func checkPlane(i int, m *proto.Region, g *kv.Group, taken []bool) (place int, err error) {
+// pair. It returns the index of the pair, and records the region's number.
+func checkPlane(i int, m *proto.Region, g *kv.Group, number []int) (place int, err error) {
 	planes := len(g.Geometry.Planes)
 	if uint64(m.GetPlane()) >= uint64(planes) {
 		return 0, invalid(at("regions", i, "plane"), "%d, group %d has %d planes", m.GetPlane(), g.ID, planes)
 	}
-	if units := len(taken) / planes; uint64(m.GetUnit()) >= uint64(units) {
+	if units := len(number) / planes; uint64(m.GetUnit()) >= uint64(units) {
 		return 0, invalid(at("regions", i, "unit"), "%d, the rank has %d units", m.GetUnit(), units)
 	}
-	if place = int(m.GetUnit())*planes + int(m.GetPlane()); taken[place] {
+	if place = int(m.GetUnit())*planes + int(m.GetPlane()); number[place] != 0 {
 		return 0, invalid(at("regions", i, "plane"), "%d twice", m.GetPlane())
 	}
-	taken[place] = true
+	number[place] = i + 1
 	return place, nil
-}
-
-// checkRegion checks that all pages lie within the file or allocation. No input makes it overflow.
-func checkRegion(i int, m *proto.Region, page uint32, size int64) error {
-	pages, between := uint64(max(1, m.GetPages())), m.GetPageStride()
-	switch {
-	case m.GetBlocks() == 0 || m.GetBlocks() == math.MaxUint32:
-		return invalid(at("regions", i, "blocks"), "%d", m.GetBlocks())
-	case pages > kv.MaxBlocks:
-		return invalid(at("regions", i, "pages"), "%d, a chunk has at most %d", pages, kv.MaxBlocks)
-	case pages > 1 && (between < uint64(page) || between > uint64(size)):
-		return invalid(at("regions", i, "page_stride"), "%d, the plane's pages have %d bytes, and its memory %d", between, page, size)
-	}
-	block := uint64(page) // bytes from the first to the last page of a block
-	if pages > 1 {
-		if between > (math.MaxInt64-block)/(pages-1) {
-			return invalid(at("regions", i, "page_stride"), "%d, its memory has %d bytes", between, size)
-		}
-		block += (pages - 1) * between
-	}
-	switch {
-	case m.GetStride() < block:
-		return invalid(at("regions", i, "stride"), "%d, a block's pages take %d bytes", m.GetStride(), block)
-	case m.GetStride() > uint64(size):
-		return invalid(at("regions", i, "stride"), "%d, its memory has %d bytes", m.GetStride(), size)
-	case m.GetOffset() > uint64(size):
-		return invalid(at("regions", i, "offset"), "%d, its memory has %d bytes", m.GetOffset(), size)
-	}
-	// The number of blocks is less than 2^32 and the stride less than 2^63, so their product could overflow.
-	left := uint64(size) - m.GetOffset()
-	if left < block || (left-block)/m.GetStride() < uint64(m.GetBlocks()-1) {
-		return invalid(at("regions", i, "blocks"),
-			"%d of stride %d from offset %d do not lie within its memory's %d bytes",
-			m.GetBlocks(), m.GetStride(), m.GetOffset(), size)
-	}
-	return nil
 }

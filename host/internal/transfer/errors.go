@@ -1,6 +1,9 @@
 package transfer
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // Errors of a job's chunks and of building its memory.
 var (
@@ -32,3 +35,16 @@ var (
 	// ErrConfig means that the configuration is not valid.
 	ErrConfig = errors.New("transfer: bad configuration")
 )
+
+// RegionError is an [ErrRegion] of one region.
+type RegionError struct {
+	Region        int // index of the region
+	Field, Reason string
+}
+
+func (e *RegionError) Error() string {
+	return fmt.Sprintf("%v: regions[%d].%s: %s", ErrRegion, e.Region, e.Field, e.Reason)
+}
+
+// Unwrap returns [ErrRegion].
+func (e *RegionError) Unwrap() error { return ErrRegion }

@@ -2,7 +2,6 @@ package transfer
 
 import (
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/kvhost/kvhost/abi"
@@ -55,31 +54,29 @@ type Grid struct {
 	PageStride int64  // distance of a block's pages in bytes; unused if a block has one
 }
 
-// blockBytes returns the bytes from the start of a block's first page to the end of its last. It is negative if that
-// overflows or pages overlap.
-func (g *Grid) blockBytes(page int64) int64 {
-	more := int64(max(1, g.Pages) - 1)
-	if more > 0 && (g.PageStride < page || g.PageStride > math.MaxInt64/2/more) {
-		return -1
+// check returns the field of a grid that does not fit a memory of size bytes or does not go with the memory's first grid, and
+// the reason. Any input is allowed.
+func (g *Grid) check(first *Grid, page, size int64) (field, reason string) {
+	more := int64(max(1, g.Pages)) - 1
+	if more > 0 && (g.PageStride < page || g.PageStride > (size-page)/more) {
+		return "page_stride", fmt.Sprintf("%d, %d pages of %d bytes in a memory of %d", g.PageStride, g.Pages, page, size)
 	}
-	return more*g.PageStride + page
-}
-
-// Check returns an error if a grid with pages of the given bytes does not fit a memory of size bytes. Any input is
-// allowed.
-func (g *Grid) Check(page, size int64) error {
-	block := g.blockBytes(page)
+	block := page + more*g.PageStride // bytes from the start of a block's first page to the end of its last
 	switch {
-	case g.Blocks == 0 || g.Blocks == math.MaxUint32:
-		return fmt.Errorf("%w: blocks: %d", ErrRegion, g.Blocks)
-	case block < 0:
-		return fmt.Errorf("%w: page_stride: %d, %d pages of %d bytes", ErrRegion, g.PageStride, g.Pages, page)
-	case g.Stride < block:
-		return fmt.Errorf("%w: stride: %d, a block's pages take %d bytes", ErrRegion, g.Stride, block)
-	case g.Offset < 0 || size < block || g.Offset > size-block || (size-block-g.Offset)/g.Stride < int64(g.Blocks-1):
-		return fmt.Errorf("%w: blocks: %d of stride %d from offset %d do not fit %d bytes", ErrRegion, g.Blocks, g.Stride, g.Offset, size)
+	case g.Blocks == 0 || g.Blocks == abi.None:
+		return "blocks", fmt.Sprint(g.Blocks)
+	case g.Stride < block || g.Stride > size:
+		return "stride", fmt.Sprintf("%d, a block's pages take %d bytes, and the memory has %d", g.Stride, block, size)
+	case g.Offset < 0 || g.Offset > size:
+		return "offset", fmt.Sprintf("%d, the memory has %d bytes", g.Offset, size)
+	case g.Offset > size-block || (size-block-g.Offset)/g.Stride < int64(g.Blocks-1):
+		return "blocks", fmt.Sprintf("%d of stride %d from offset %d do not lie in a memory of %d bytes", g.Blocks, g.Stride, g.Offset, size)
+	case g.Blocks != first.Blocks:
+		return "blocks", fmt.Sprintf("%d, plane 0 of unit 0 has %d", g.Blocks, first.Blocks)
+	case max(1, g.Pages) != max(1, first.Pages):
+		return "pages", fmt.Sprintf("%d, plane 0 of unit 0 has %d", g.Pages, first.Pages)
 	}
-	return nil
+	return "", ""
 }
 
 // shape is the part of a memory that is the same on hosts and devices.
@@ -108,12 +105,8 @@ func newShape(g kv.Geometry, grids []Grid, size func(i int) int64) (shape, error
 	}
 	for i := range grids {
 		r := &grids[i]
-		if err := r.Check(int64(g.Planes[i%planes].PageBytes), size(i)); err != nil {
-			return shape{}, fmt.Errorf("unit %d, plane %d: %w", i/planes, i%planes, err)
-		}
-		if r.Blocks != s.blocks || max(1, r.Pages) != s.pages {
-			return shape{}, fmt.Errorf("%w: unit %d, plane %d: %d blocks of %d pages, plane 0 has %d of %d", ErrRegion, i/planes,
-				i%planes, r.Blocks, r.Pages, s.blocks, s.pages)
+		if field, reason := r.check(&grids[0], int64(g.Planes[i%planes].PageBytes), size(i)); field != "" {
+			return shape{}, &RegionError{Region: i, Field: field, Reason: reason}
 		}
 		if r.PageStride != int64(g.Planes[i%planes].PageBytes) {
 			s.joined = 1
