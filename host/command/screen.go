@@ -10,31 +10,27 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"google.golang.org/protobuf/reflect/protoreflect"
-
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/plain"
 	"github.com/kvhost/kvhost/host/internal/proto"
-
-	protobuf "google.golang.org/protobuf/proto"
 )
 
 // mostListed is the maximum number of rows of a table on the screen.
 const mostListed = 12
 
-// drawScreen returns a host's status as text. before is an earlier status of the same host, for rates.
+// drawScreen returns a host's status as text. before is an earlier status of the same host, for rates. Names of engines and models,
+// paths, and messages of peers are chosen by others: each is made safe to show, on a line of its own.
 func drawScreen(before, now *proto.StatusResponse) string {
-	now = seen(now)
 	var b strings.Builder
 	perSecond := func(read func(*proto.StatusResponse) uint64) float64 { return observe.PerSecond(before, now, read) }
 	ready := "ready"
 	if len(now.NotReady) > 0 {
 		ready = "NOT READY"
 	}
-	fmt.Fprintf(&b, "kvhost %s  up %s  %s\n", now.Version, now.Uptime.AsDuration().Truncate(time.Second), ready)
+	fmt.Fprintf(&b, "kvhost %s  up %s  %s\n", plain.Line(now.Version), now.Uptime.AsDuration().Truncate(time.Second), ready)
 	for _, why := range now.NotReady {
-		fmt.Fprintf(&b, "  %s\n", why)
+		fmt.Fprintf(&b, "  %s\n", plain.Line(why))
 	}
 	keys, hits := count("lookup_keys"), count("lookup_hits")
 	fmt.Fprintf(&b, "hit ratio %s (now %s)  lookups %.0f/s  loads %s  stores %s\n", observe.Percent(hits(now), keys(now)),
@@ -50,35 +46,6 @@ func drawScreen(before, now *proto.StatusResponse) string {
 
 // bad matches lines that the operator should see first.
 var bad = regexp.MustCompile(`NOT READY|  (out|full|read only|quarantine)( |,)| is (out|full|read only): `)
-
-// seen returns a status with all texts on single lines and safe to show. Names of engines and models, paths, and messages of
-// peers are chosen by others.
-func seen(now *proto.StatusResponse) *proto.StatusResponse {
-	now = protobuf.Clone(now).(*proto.StatusResponse)
-	var all func(protoreflect.Message)
-	all = func(m protoreflect.Message) {
-		m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-			switch text := f.Kind() == protoreflect.StringKind; {
-			case f.IsMap():
-			case f.IsList():
-				for i, list := 0, v.List(); i < list.Len(); i++ {
-					if text {
-						list.Set(i, protoreflect.ValueOfString(plain.Line(list.Get(i).String())))
-					} else if f.Message() != nil {
-						all(list.Get(i).Message())
-					}
-				}
-			case text:
-				m.Set(f, protoreflect.ValueOfString(plain.Line(v.String())))
-			case f.Message() != nil:
-				all(v.Message())
-			}
-			return true
-		})
-	}
-	all(now.ProtoReflect())
-	return now
-}
 
 // paint makes a line red if it matches bad and the terminal shows colours.
 func paint(line string) string {
@@ -102,7 +69,7 @@ func writeTable(b *strings.Builder, t *observe.Table, most int) {
 	fmt.Fprintln(w, strings.Join(titles, "\t"))
 	for _, r := range t.Rows[:min(len(t.Rows), most)] {
 		for i, c := range t.Columns {
-			if c.Part {
+			if r.Cells[i] = plain.Line(r.Cells[i]); c.Part {
 				r.Cells[i] = bar(r.Cells[i])
 			}
 		}
@@ -116,7 +83,7 @@ func writeTable(b *strings.Builder, t *observe.Table, most int) {
 	for _, r := range t.Rows {
 		if r.Why != "" {
 			state, _, _ := strings.Cut(r.Cells[slices.IndexFunc(t.Columns, func(c observe.Column) bool { return c.Title == "state" })], ",")
-			fmt.Fprintf(b, "%s is %s: %s\n\n", r.Cells[0], state, r.Why)
+			fmt.Fprintf(b, "%s is %s: %s\n\n", plain.Line(r.Cells[0]), state, plain.Line(r.Why))
 		}
 	}
 }
