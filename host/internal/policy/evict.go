@@ -198,18 +198,24 @@ func (e *Evict) write(events []abi.Event) (n uint64, err error) {
 // Victims delivers the queued events and asks for victims, in one call. It writes slots to dst, best victim first, and
 // returns their number: enough to free ask.Bytes, or fewer. Slots are in range and distinct. The caller checks that
 // they are resident and not pinned.
-func (e *Evict) Victims(ask abi.Ask, dst []uint32) (int, error) {
+func (e *Evict) Victims(ask abi.Ask, dst []uint32) (n int, err error) {
 	if e.err != nil {
 		return 0, e.err
 	}
 	ask.MaxVictims = min(ask.MaxVictims, uint32(min(len(dst), sandbox.MaxVictims)))
 	dst, e.left = dst[:ask.MaxVictims], false
-	if e.observe != nil {
-		return e.observedVictims(ask, dst)
+	before := 0 // events that do not fit the call for victims
+	if e.n > e.batch {
+		before = (e.n - 1) / e.batch * e.batch
 	}
-	n, err := e.ask(ask, dst)
-	if err == nil {
-		err = e.judge(dst, n)
+	last := e.queue[before:e.n]
+	if err = e.deliver(e.queue[:before]); err == nil {
+		e.n = 0
+		if e.observe != nil {
+			n, err = e.observedVictims(ask, last, dst)
+		} else {
+			n, err = e.ask(ask, last, dst)
+		}
 	}
 	if err != nil {
 		return 0, e.drop(err)
@@ -217,43 +223,19 @@ func (e *Evict) Victims(ask abi.Ask, dst []uint32) (int, error) {
 	return n, nil
 }
 
-// observedVictims is Victims for an observer.
-func (e *Evict) observedVictims(ask abi.Ask, dst []uint32) (n int, err error) {
-	if before := e.before(); before > 0 {
-		if err := e.deliver(e.queue[:before]); err != nil {
-			return 0, e.drop(err)
-		}
-		e.n = copy(e.queue, e.queue[before:e.n])
-	}
-	c := &Call{Events: e.queue[:e.n], Ask: &ask, Allowed: e.fuel(e.n + sandbox.MaxVictims)}
+// observedVictims is ask for an observer.
+func (e *Evict) observedVictims(ask abi.Ask, last []abi.Event, dst []uint32) (n int, err error) {
+	c := &Call{Events: last, Ask: &ask, Allowed: e.fuel(len(last) + sandbox.MaxVictims)}
 	err = e.observe.watch(c, e.Stats, func() (err error) {
-		if n, err = e.ask(ask, dst); err == nil {
-			err = e.judge(dst, n)
-		}
+		n, err = e.ask(ask, last, dst)
 		c.Victims = dst[:max(0, min(n, len(dst)))]
 		return err
 	})
-	if err != nil {
-		return 0, e.drop(err)
-	}
-	return n, nil
+	return n, err
 }
 
-// before returns the number of queued events that do not fit the call for victims, and are delivered before it.
-func (e *Evict) before() int {
-	if e.n <= e.batch {
-		return 0
-	}
-	return (e.n - 1) / e.batch * e.batch
-}
-
-func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
-	before := e.before()
-	last := e.queue[before:e.n]
-	if err := e.deliver(e.queue[:before]); err != nil {
-		return 0, err
-	}
-	e.n = 0
+// ask delivers the last events and returns the number of victims in dst.
+func (e *Evict) ask(ask abi.Ask, last []abi.Event, dst []uint32) (int, error) {
 	if e.in == nil {
 		start := e.usage.Begin(len(last))
 		if len(last) > 0 {
@@ -261,7 +243,7 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 		}
 		n := e.guest.Victims(ask, dst)
 		e.usage.End(start)
-		return n, nil
+		return n, e.judge(dst, n)
 	}
 	args, err := sandbox.Records[abi.Ask](e.in, abi.BufferArgs, 1)
 	if err != nil {
@@ -279,12 +261,14 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 		e.left = true // the policy left the question: the host decides by last touch
 		return 0, err
 	}
-	if n > uint32(len(dst)) {
-		return int(n), nil
+	if n <= uint32(len(dst)) {
+		victims, err := sandbox.Records[uint32](e.in, abi.BufferResult, n)
+		if err != nil {
+			return 0, err
+		}
+		copy(dst, victims)
 	}
-	victims, err := sandbox.Records[uint32](e.in, abi.BufferResult, n)
-	copy(dst, victims)
-	return int(n), err
+	return int(n), e.judge(dst, int(n))
 }
 
 // MaxSilences is the number of successive answers without an evictable entry, although there is one, that are
