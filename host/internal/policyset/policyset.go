@@ -81,25 +81,15 @@ func (p *Set) Bound() *Bound { return &p.start }
 // Failed receives the fault of a policy that is configured to end the host.
 func (p *Set) Failed() <-chan error { return p.failed }
 
-// lock takes the turn to change policies.
-func (p *Set) lock(ctx context.Context) error {
+// locked calls f with the turn to change policies.
+func (p *Set) locked(ctx context.Context, f func() error) error {
 	select {
 	case p.turn <- struct{}{}:
-		return nil
+		defer func() { <-p.turn }()
+		return f()
 	case <-ctx.Done():
 		return fmt.Errorf("%w: another change of policies is under way: %w", ErrPolicy, context.Cause(ctx))
 	}
-}
-
-func (p *Set) unlock() { <-p.turn }
-
-// locked calls f while it holds the turn.
-func (p *Set) locked(ctx context.Context, f func() error) error {
-	if err := p.lock(ctx); err != nil {
-		return err
-	}
-	defer p.unlock()
-	return f()
 }
 
 // open opens a module. The caller owns the reference and must not hold the turn: reading and compiling may take long, and a

@@ -3,7 +3,6 @@ package policyset
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -25,34 +24,43 @@ type Swapped struct {
 // refused, or fails before it has taken over, the old one stays. Fields that are empty in c are taken from the policy's
 // configuration, and settings in c override the policy's.
 func (p *Set) Swap(ctx context.Context, label string, c config.Policy) (Swapped, error) {
+	merged := func() (config.Policy, error) { return p.merged(label, c), nil }
+	return p.change(ctx, label, merged, p.swap)
+}
+
+// change opens the module of a policy's next configuration and applies it. The module is opened without the turn, so if another
+// change was made meanwhile, all is done again.
+func (p *Set) change(
+	ctx context.Context, label string, next func() (config.Policy, error),
+	apply func(context.Context, *policy.Handle, *config.Policy) (Swapped, error),
+) (Swapped, error) {
 	for {
-		var next config.Policy
 		var cfg *config.Config
-		if err := p.locked(ctx, func() error { next, cfg = p.merged(label, c), p.cfg; return nil }); err != nil {
+		var want config.Policy
+		if err := p.locked(ctx, func() (err error) { cfg = p.cfg; want, err = next(); return err }); err != nil {
 			return Swapped{}, err
 		}
-		h, err := p.open(ctx, cfg, label, &next)
+		h, err := p.open(ctx, cfg, label, &want)
 		if err != nil {
 			p.log.Warn("policy not swapped: module refused", "policy", label, "error", err)
 			return Swapped{}, err
 		}
 		var out Swapped
+		again := false
 		err = p.locked(ctx, func() error {
-			if !reflect.DeepEqual(next, p.merged(label, c)) {
-				return errChanged
+			now, err := next()
+			if again = err == nil && !reflect.DeepEqual(now, want); again || err != nil {
+				return err
 			}
-			out, err = p.swap(ctx, h, &next)
+			out, err = apply(ctx, h, &want)
 			return err
 		})
 		h.Release()
-		if err != errChanged {
+		if !again {
 			return out, err
 		}
 	}
 }
-
-// errChanged means that another change was made while a module was opened for this one.
-var errChanged = errors.New("policies were changed at the same time")
 
 // merged returns the configuration of the policy with this label, overridden by c.
 func (p *Set) merged(label string, c config.Policy) config.Policy {
@@ -163,40 +171,18 @@ func (p *Set) swapShadow(ctx context.Context, h *policy.Handle, c *config.Policy
 
 // Promote makes a new instance of a shadow's module the evict policy of one root or of all roots, and ends the shadow.
 func (p *Set) Promote(ctx context.Context, label, root string) (Swapped, error) {
-	for {
-		var shadow config.Policy
-		var cfg *config.Config
-		find := func() error {
-			c := p.cfg.Labelled(label)
-			if c == nil || !c.Shadow {
-				return fmt.Errorf("%w: %q is not a shadow", ErrPolicy, label)
-			}
-			shadow, cfg = *c, p.cfg
-			return nil
+	acting := func() (config.Policy, error) {
+		c := p.cfg.Labelled(label)
+		if c == nil || !c.Shadow {
+			return config.Policy{}, fmt.Errorf("%w: %q is not a shadow", ErrPolicy, label)
 		}
-		if err := p.locked(ctx, find); err != nil {
-			return Swapped{}, err
-		}
-		next := shadow
+		next := *c
 		next.Shadow, next.Capacity = false, 0
-		h, err := p.open(ctx, cfg, label, &next)
-		if err != nil {
-			return Swapped{}, err
-		}
-		var out Swapped
-		err = p.locked(ctx, func() error {
-			opened := shadow
-			if err := find(); err != nil || !reflect.DeepEqual(opened, shadow) {
-				return cmp.Or(err, errChanged)
-			}
-			out, err = p.promote(ctx, h, &next, root)
-			return err
-		})
-		h.Release()
-		if err != errChanged {
-			return out, err
-		}
+		return next, nil
 	}
+	return p.change(ctx, label, acting, func(ctx context.Context, h *policy.Handle, next *config.Policy) (Swapped, error) {
+		return p.promote(ctx, h, next, root)
+	})
 }
 
 func (p *Set) promote(ctx context.Context, h *policy.Handle, next *config.Policy, root string) (out Swapped, err error) {
