@@ -95,7 +95,6 @@ func (r *replayFlags) entryBytes(ctx context.Context, c *config.Config, log *slo
 	if err != nil {
 		return 0, fmt.Errorf("%w: %w", policyset.ErrPolicy, err)
 	}
-	defer cache.Close(ctx)
 	role := abi.RoleLayout
 	for i := range c.Policies {
 		p := &c.Policies[i]

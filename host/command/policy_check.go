@@ -66,7 +66,6 @@ func withModules(cmd *cobra.Command, settings []string, o *plugintest.Options,
 	if err != nil {
 		return err
 	}
-	defer cache.Close(context.WithoutCancel(ctx))
 	o.Cache = cache
 	return do(ctx)
 }

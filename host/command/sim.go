@@ -121,7 +121,6 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer cache.Close(context.WithoutCancel(ctx))
 	opt := policy.Options{Dir: f.policyDir, Cache: cache}
 	if f.step != nil {
 		g.Options.Observe = f.step.observe

@@ -21,6 +21,12 @@ type Stats struct {
 	Builtin bool   // the built-in policy answers now
 }
 
+// Add adds the counts of an earlier instance.
+func (s *Stats) Add(o Stats) {
+	s.Calls, s.Records, s.Time = s.Calls+o.Calls, s.Records+o.Records, s.Time+o.Time
+	s.Fuel, s.Faults = s.Fuel+o.Fuel, s.Faults+o.Faults
+}
+
 func stats(u *sandbox.Usage, m *Module, role abi.Role) Stats {
 	return Stats{
 		Role: role, Module: m.name, Digest: m.digest, Calls: u.Calls.Load(), Records: u.Records.Load(), Time: time.Duration(u.Nanos.Load()), Fuel: u.Fuel.Load(),

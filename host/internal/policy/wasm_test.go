@@ -60,7 +60,6 @@ func runTests(m *testing.M) (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	defer cache.Close(ctx)
 	for _, name := range names {
 		if modules[name], err = Open(ctx, name, Options{Dir: dir, Cache: cache}); err != nil {
 			return 1, err

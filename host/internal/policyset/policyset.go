@@ -170,5 +170,5 @@ func (p *Set) Close(ctx context.Context) error {
 		errs = append(errs, m.Close(ctx))
 	}
 	clear(p.opened)
-	return errors.Join(append(errs, p.cache.Close(ctx))...)
+	return errors.Join(errs...)
 }

@@ -13,17 +13,22 @@ const bufferAlign = 16
 
 // RequireBuffer requests a buffer that the guest must provide.
 func (in *Instance) RequireBuffer(kind int, size uint32) error {
+	err := in.OfferBuffer(kind, size)
+	if err == nil && in.stack[0] == 0 {
+		err = in.Fault(abi.ExportBuffer, fmt.Sprintf("gave no room of %d bytes for kind %d", size, kind), nil)
+	}
+	return err
+}
+
+// OfferBuffer requests a buffer that is optional for the guest; see [Instance.HasBuffer].
+func (in *Instance) OfferBuffer(kind int, size uint32) error {
 	f := in.Export(abi.ExportBuffer)
 	if err := in.Call(&f, uint64(kind), uint64(size), Setup, setupFuel); err != nil {
 		return err
 	}
-	if uint32(in.stack[0]) == 0 {
-		return in.Fault(f.Name, fmt.Sprintf("gave no room of %d bytes for kind %d", size, kind), nil)
+	if in.stack[0] == 0 {
+		return nil
 	}
-	return in.accept(&f, kind, size)
-}
-
-func (in *Instance) accept(f *Export, kind int, size uint32) error {
 	ptr := uint32(in.stack[0])
 	if ptr%bufferAlign != 0 {
 		return in.Fault(f.Name, fmt.Sprintf("gave %#x for kind %d, which is not a multiple of %d", ptr, kind, bufferAlign),
@@ -38,18 +43,6 @@ func (in *Instance) accept(f *Export, kind int, size uint32) error {
 	in.bufs[kind] = buffer{ptr, size}
 	_, err := in.View(kind, size)
 	return err
-}
-
-// OfferBuffer requests a buffer that is optional for the guest; see [Instance.HasBuffer].
-func (in *Instance) OfferBuffer(kind int, size uint32) error {
-	f := in.Export(abi.ExportBuffer)
-	if err := in.Call(&f, uint64(kind), uint64(size), Setup, setupFuel); err != nil {
-		return err
-	}
-	if in.stack[0] == 0 {
-		return nil
-	}
-	return in.accept(&f, kind, size)
 }
 
 // HasBuffer reports whether the guest provided a buffer of the kind with at least n bytes.

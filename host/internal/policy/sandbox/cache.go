@@ -3,7 +3,6 @@ package sandbox
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -77,9 +76,6 @@ func private(dir string) error {
 	}
 	return nil
 }
-
-// Close closes the cache. Modules opened with it must have been closed before.
-func (c *Cache) Close(context.Context) error { return nil }
 
 // workDir makes a directory for one compilation, in the cache or else among temporary files. Like the cache it belongs
 // to this user alone.

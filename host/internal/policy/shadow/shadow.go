@@ -71,13 +71,8 @@ func (s *Shadow) Stats() Stats {
 	defer s.mu.Unlock()
 	st := s.seen
 	st.Stats, st.Dropped = s.evict.Stats(), s.dropped.Load()
-	add(&st.Stats, &s.past)
+	st.Stats.Add(s.past)
 	return st
-}
-
-func add(to, st *policy.Stats) {
-	to.Calls, to.Records, to.Time = to.Calls+st.Calls, to.Records+st.Records, to.Time+st.Time
-	to.Fuel, to.Faults = to.Fuel+st.Fuel, to.Faults+st.Faults
 }
 
 func (s *Shadow) run(ctx context.Context) {
@@ -144,8 +139,7 @@ func (s *Shadow) install(evict *policy.Evict) {
 	s.cache = c
 	s.mu.Lock()
 	old := s.evict
-	was := old.Stats()
-	add(&s.past, &was)
+	s.past.Add(old.Stats())
 	s.evict = evict
 	s.mu.Unlock()
 	_ = old.Close() // it never fails

@@ -126,19 +126,10 @@ func (v *Evictor) Counts() Counts { return v.count }
 
 // Stats returns the statistics of the active policy, including its earlier instances.
 func (v *Evictor) Stats() policy.Stats {
-	s := addStats(v.past, v.policy.Stats())
+	s := v.policy.Stats()
+	s.Add(v.past)
 	s.Builtin = v.fallback != nil
 	return s
-}
-
-// addStats returns b with the counts of a added.
-func addStats(a, b policy.Stats) policy.Stats {
-	b.Calls += a.Calls
-	b.Records += a.Records
-	b.Time += a.Time
-	b.Fuel += a.Fuel
-	b.Faults += a.Faults
-	return b
 }
 
 // Evictable reports whether an entry can be evicted.

@@ -212,10 +212,10 @@ func (h *Handover) Ready() error {
 func (h *Handover) Finish() (entries int) {
 	v, next := h.v, h.next
 	v.mu.Lock()
-	before, past := v.policy, v.past
+	before := v.policy
 	v.size, v.policy, v.fallback, v.candidate = h.size, next.policy, nil, nil
 	if h.To == h.From {
-		v.past = addStats(past, before.Stats())
+		v.past.Add(before.Stats())
 	} else {
 		h.To.Acquire()
 		v.active, v.past = h.To, policy.Stats{}
