@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/BurntSushi/toml"
 )
 
 // value is a field that parses its own TOML value.
@@ -368,19 +370,6 @@ func DecimalText(n int64) string {
 
 // quote returns a TOML basic string.
 func quote(s string) string {
-	var b strings.Builder
-	b.WriteByte('"')
-	for _, r := range s {
-		switch {
-		case r == '"' || r == '\\':
-			b.WriteByte('\\')
-			b.WriteRune(r)
-		case r < 0x20 || r == 0x7f:
-			fmt.Fprintf(&b, `\u%04X`, r)
-		default:
-			b.WriteRune(r)
-		}
-	}
-	b.WriteByte('"')
-	return b.String()
+	b, _ := toml.Marshal(map[string]string{"k": strings.ToValidUTF8(s, "\uFFFD")}) // a text can always be written
+	return strings.TrimSpace(strings.TrimPrefix(string(b), "k = "))
 }

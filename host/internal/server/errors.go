@@ -13,8 +13,6 @@ import (
 var (
 	// ErrClosing means that the host is shutting down.
 	ErrClosing = errors.New("server: host is closing")
-	// ErrServing means that Serve was called twice.
-	ErrServing = errors.New("server: already serving")
 )
 
 // Reasons for the end of a session, in addition to the errors of its stream.

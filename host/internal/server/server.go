@@ -126,16 +126,12 @@ func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[pr
 }
 
 // Serve listens on a Unix socket at path, and on the descriptor socket next to it, until the context is done or Close is
-// called. Then it ends all sessions, waits for their jobs and removes the sockets.
+// called. It may be called once. Then it ends all sessions, waits for their jobs and removes the sockets.
 func (s *Server) Serve(ctx context.Context, path string) error {
 	s.mu.Lock()
-	switch {
-	case s.closing:
+	if s.closing {
 		s.mu.Unlock()
 		return ErrClosing
-	case s.served != nil:
-		s.mu.Unlock()
-		return ErrServing
 	}
 	s.served, s.path = make(chan struct{}), path
 	s.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
@@ -174,10 +175,7 @@ func (d *keptDir) checkSample(x *index.Index) error {
 
 // allocated returns the allocated bytes of the files of an entry's pieces.
 func (d *keptDir) allocated(cl *catalog.Class, k *kv.Key, pieces uint64, named []pieceformat.Name) (sum int64, err error) {
-	for rank := range uint32(kv.MaxRanks) {
-		if pieces&(1<<rank) == 0 {
-			continue
-		}
+	for rank := range entries.Ranks(pieces) {
 		info, err := d.FS.Stat(d.Slash + cl.NameOf(named, k, rank))
 		if err != nil {
 			return 0, err

@@ -11,9 +11,6 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// SharedStats describes this host's part in a shared root.
-type SharedStats = shared.Stats
-
 // newJoint returns the joint owner of a root. The evictor of the hosts makes room, including the room that is made ahead of
 // need. No entry leaves for a lower level, because this host may not be the evictor.
 func newJoint(r *root) *joint {

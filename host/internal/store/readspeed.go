@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -131,16 +132,19 @@ func (r *root) somePieces(most int) (names []string) {
 	r.Lock()
 	defer r.Unlock()
 	for slot := uint32(0); slot < r.Index.High() && len(names) < most; slot++ {
-		e := r.Index.At(slot)
-		if !e.Is(index.Live|index.Complete) || e.Any(index.Evicting|index.Detached) || r.Index.Pieces(slot) == 0 {
-			continue
+		if name := r.pieceOf(slot); name != "" {
+			names = append(names, name)
 		}
-		rank, name := uint32(bits.TrailingZeros64(r.Index.Pieces(slot))), ""
-		if e.Is(index.Named) {
-			name = r.Index.NameOf(slot, rank)
-		}
-		key := r.Index.Key(slot)
-		names = append(names, r.path(name, r.ClassOf(slot), &key, rank))
 	}
 	return names
+}
+
+// pieceOf returns the file of one piece of an entry, or the empty string if the slot has none. The lock must be held.
+func (r *root) pieceOf(slot uint32) string {
+	pieces := r.Index.Pieces(slot)
+	if e := r.Index.At(slot); pieces == 0 || !e.Is(index.Live) || e.Any(index.Evicting|index.Detached) {
+		return ""
+	}
+	v := entries.Eviction{Class: r.ClassOf(slot), Key: r.Index.Key(slot), Names: r.Index.NamesOf(slot)}
+	return r.victim(&v, uint32(bits.TrailingZeros64(pieces)))
 }

@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"math/bits"
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
-	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -109,11 +107,8 @@ func (r *root) sample(but uint32) (names []string) {
 	for i := range uint32(sampled) { // each from its own part of the index
 		for n := range min(high/sampled+1, 1<<12) {
 			slot := uint32((uint64(but) + 1 + uint64(i*(high/sampled)+n)) % uint64(high))
-			e := r.Index.At(slot)
-			if pieces := r.Index.Pieces(slot); slot != but && pieces != 0 && e.Is(index.Live) &&
-				!e.Any(index.Evicting|index.Detached) {
-				v := entries.Eviction{Class: r.ClassOf(slot), Key: r.Index.Key(slot), Names: r.Index.NamesOf(slot)}
-				names = append(names, r.victim(&v, uint32(bits.TrailingZeros64(pieces))))
+			if name := r.pieceOf(slot); slot != but && name != "" {
+				names = append(names, name)
 				break
 			}
 		}

@@ -95,20 +95,11 @@ func (c *compressedWriter) byProcessor(slot []byte, lo int) (hi int, err error) 
 			}
 		}
 		began := time.Now()
-		c.stored[x] = encode(c.buf[c.filled:c.filled+n], pages[extents[x].Off-base:][:n], element, c.table[x])
+		c.stored[x] = pieceformat.EncodeExtent(c.buf[c.filled:c.filled+n], pages[extents[x].Off-base:][:n], element, c.table[x])
 		c.took += time.Since(began)
 		c.filled += int(c.stored[x].Len)
 	}
 	return hi, nil
-}
-
-// encode writes the stored form of an extent with the checksum sum to dst.
-func encode(dst, page []byte, element int, sum uint64) pieceformat.Stored {
-	n, by := codec.Encode(dst, page, element)
-	if by != codec.Raw {
-		sum = kv.Sum(dst[:n])
-	}
-	return pieceformat.Stored{Sum: sum, Len: uint32(n), Codec: uint8(by)}
 }
 
 // flush writes whole pages, and moves the rest to the front.

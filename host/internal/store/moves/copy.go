@@ -1,6 +1,7 @@
 package moves
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -196,7 +197,7 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 		}
 		part := c.buf[kept : kept+n]
 		if got, err := src.ReadAt(part, at); got < n {
-			return at, fmt.Errorf("store: reading %d bytes at %d: %w", n, at, errOr(err, io.ErrUnexpectedEOF))
+			return at, fmt.Errorf("store: reading %d bytes at %d: %w", n, at, cmp.Or(err, io.ErrUnexpectedEOF))
 		}
 		if at == 0 {
 			h, err := pieceformat.DecodeHeader(part)
@@ -258,11 +259,4 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 		return at, ErrCancelled
 	}
 	return at, to.Commit(ctx)
-}
-
-func errOr(err, otherwise error) error {
-	if err != nil {
-		return err
-	}
-	return otherwise
 }

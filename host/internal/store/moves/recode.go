@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/kv"
 )
 
 // encoder writes a piece of version 1 as version 2: first its extents, and then the head.
@@ -36,14 +34,10 @@ func (e *encoder) extents(lo, hi int, data []byte, base int64) error {
 			}
 		}
 		began := time.Now()
-		dst, sum := e.buf[e.filled:][:len(page)], e.head.Table[i]
-		n, by := codec.Encode(dst, page, element)
-		if by != codec.Raw {
-			sum = kv.Sum(dst[:n])
-		}
+		stored := pieceformat.EncodeExtent(e.buf[e.filled:][:len(page)], page, element, e.head.Table[i])
 		e.took += time.Since(began)
-		e.stored = append(e.stored, pieceformat.Stored{Sum: sum, Len: uint32(n), Codec: uint8(by)})
-		e.filled += n
+		e.stored = append(e.stored, stored)
+		e.filled += int(stored.Len)
 	}
 	return nil
 }

@@ -45,6 +45,15 @@ type Stored struct {
 	Codec uint8  // [codec.Codec]
 }
 
+// EncodeExtent writes the stored form of an extent to dst, which is as long as the extent. sum is the checksum of its page bytes.
+func EncodeExtent(dst, page []byte, element int, sum uint64) Stored {
+	n, by := codec.Encode(dst, page, element)
+	if by != codec.Raw {
+		sum = kv.Sum(dst[:n])
+	}
+	return Stored{Sum: sum, Len: uint32(n), Codec: uint8(by)}
+}
+
 // storedBytes is the size of a row in the table of version 2: the checksums of the original and of the stored bytes, the stored
 // length, the codec, and three zero bytes.
 const storedBytes = 24
