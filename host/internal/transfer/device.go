@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -132,8 +131,8 @@ func deviceError(err error) error {
 	return fmt.Errorf("%w: %w", ErrDevice, err)
 }
 
-// DefaultGPUCopyBytes keeps the bus busy for the length of a launch: on an H200, copies of 1 MiB moved a third less.
-const DefaultGPUCopyBytes = 4 << 20
+// gpuCopyBytes keeps the bus busy for the length of a launch: on an H200, copies of 1 MiB moved a third less.
+const gpuCopyBytes = 4 << 20
 
 // ioBuffer returns the part of a slot to use between a file and a memory. It has room for at least the first head bytes
 // of the file.
@@ -144,11 +143,6 @@ func (e *Engine) ioBuffer(m Memory, slot []byte, f staging.File, head int64) []b
 	return slot[:min(int64(len(slot)), max(e.memoryPart(m), head))]
 }
 
-// gpuCopyBytes returns the size of one copy to or from a GPU, unless direct I/O moves the file.
-func (e *Engine) gpuCopyBytes() int {
-	return min(cmp.Or(e.cfg.GPUCopyBytes, DefaultGPUCopyBytes), e.cfg.SlotBytes)
-}
-
 // cachedIOBytes is the size of one transfer of a file in the page cache: small enough that the second copy finds the
 // bytes of the first in the CPU's cache. A device works best with large requests.
 const cachedIOBytes = 1 << 20
@@ -156,7 +150,7 @@ const cachedIOBytes = 1 << 20
 // memoryPart returns the size of one transfer of a file in memory or in the page cache.
 func (e *Engine) memoryPart(m Memory) int64 {
 	if _, ok := m.(flaggedMemory); ok {
-		return int64(e.gpuCopyBytes())
+		return int64(min(gpuCopyBytes, e.cfg.SlotBytes))
 	}
 	return cachedIOBytes
 }

@@ -18,8 +18,6 @@ type Config struct {
 	Roots      int
 	SlotBytes  int   // bytes of one staging slot, which is the largest single I/O; a multiple of 4096, at least MinSlotBytes
 	MaxStaging int64 // bytes of all slots together
-	// size of one copy between a GPU and a file in the page cache, in bytes; 0: DefaultGPUCopyBytes
-	GPUCopyBytes int
 	ReadRatio    float64       // share of loads among the tasks started while both kinds wait
 	WriteQueue   time.Duration // longest wait of a store for a worker; then it is shed. 0: no limit
 	Log          *slog.Logger

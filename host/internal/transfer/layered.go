@@ -63,7 +63,7 @@ func (q *Queue) loadLayers(j *fence, spec *LoadJob) *layered {
 	}
 	l.width = max(2, (2*q.engine.cfg.Threads+n-1)/n)
 	l.parts = partsOf(spec.Memory.Geometry(), l.order,
-		min(q.engine.cfg.SlotBytes, DefaultGPUCopyBytes))
+		min(q.engine.cfg.SlotBytes, gpuCopyBytes))
 	l.steps, l.chunks = make([]layerStep, len(l.parts)), make([]layerChunk, n)
 	for i := range l.steps {
 		l.steps[i].left = n

@@ -83,7 +83,7 @@ func (q *Queue) expected(root string) float64 {
 
 // A bus is measured by copies as large as those of a load. The fastest counts, since the first copy includes setup.
 const (
-	busBytes  = DefaultGPUCopyBytes
+	busBytes  = gpuCopyBytes
 	busCopies = 4
 )
 
