@@ -43,7 +43,7 @@ func (x *session) askPeer(ask *peers.Ask, q store.LookupRequest, a lookupInHand)
 func (x *session) asked(ask *peers.Ask, more bool, this *asking, q store.LookupRequest, a lookupInHand, again time.Time) *peers.Ask {
 	x.inbox.Turn.Lock()
 	defer x.inbox.Turn.Unlock()
-	if !this.ended && !x.inbox.closed {
+	if !this.ended && !x.inbox.closed.Load() {
 		if more {
 			q.After = a.lease.pins
 			l, err := x.server.store.Lookup(q)

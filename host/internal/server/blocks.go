@@ -4,18 +4,13 @@ import (
 	"math/bits"
 	"sync"
 
-	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/transfer"
 )
 
 // checkBlocks checks one chunk's block ids against the registration.
 func (r *registration) checkBlocks(i int, blocks []uint32, holes bool) error {
-	if want := r.memory.ChunkBlocks(); len(blocks) != want {
-		return invalid(at("chunks", i, "blocks"), "%d block ids, a chunk of group %d has %d blocks", len(blocks), r.group.ID, want)
-	}
-	for _, b := range blocks {
-		if b >= r.memory.Blocks() && (b != abi.None || !holes) {
-			return invalid(at("chunks", i, "blocks"), "block id %d, %d blocks are registered", b, r.memory.Blocks())
-		}
+	if err := transfer.CheckBlocks(r.memory, blocks, holes); err != nil {
+		return invalid(at("chunks", i, "blocks"), "%v", err)
 	}
 	return nil
 }

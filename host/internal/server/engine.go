@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -173,12 +174,7 @@ func (e *servingEngine) endRequest(g *granted, id uint32, hints abi.Hints) func(
 func (e *servingEngine) requestsOf(g *granted) []uint32 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	ids := make([]uint32, 0, len(g.requests))
-	for id := range g.requests {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
+	return slices.Sorted(maps.Keys(g.requests))
 }
 
 // grant registers a lease with hits and returns its number.

@@ -19,12 +19,11 @@ type inbox struct {
 	handle func(*proto.SessionRequest) // handle and drop are called with the turn held
 	drop   func(*proto.SessionRequest) // called instead of handle after the session has ended
 
-	Turn   sync.Mutex // held while a message is handled; it also guards state that only such messages change
-	closed bool       // guarded by Turn; set when no further message may be handled
+	Turn sync.Mutex // held while a message is handled; it also guards state that only such messages change
 
 	backlog chan *proto.SessionRequest
 	waiting atomic.Int64 // messages queued for the executor and not handled yet
-	ended   atomic.Bool
+	closed  atomic.Bool  // no further message is handled; changes only with the turn held
 }
 
 // Submit handles a message at once if none is queued before it and it is no DISCARD, which waits for storage. Otherwise it
@@ -37,7 +36,7 @@ func (b *inbox) Submit(m *proto.SessionRequest) error {
 	b.waiting.Add(1)
 	select {
 	case b.backlog <- m:
-		if b.ended.Load() {
+		if b.closed.Load() {
 			b.dropAll()
 		}
 		return nil
@@ -51,7 +50,7 @@ func (b *inbox) Submit(m *proto.SessionRequest) error {
 func (b *inbox) inTurn(m *proto.SessionRequest) {
 	b.Turn.Lock()
 	defer b.Turn.Unlock()
-	if b.closed {
+	if b.closed.Load() {
 		b.drop(m)
 		return
 	}
@@ -75,8 +74,7 @@ func (b *inbox) Execute(ctx context.Context) {
 func (b *inbox) Close() {
 	b.Turn.Lock()
 	defer b.Turn.Unlock()
-	b.closed = true
-	b.ended.Store(true)
+	b.closed.Store(true)
 	b.dropAll()
 }
 

@@ -17,7 +17,6 @@ type sendQueue struct {
 
 	mu     sync.Mutex
 	queue  []outgoing
-	over   bool
 	closed bool
 	wake   chan struct{} // holds a token while the writer has work
 	room   chan struct{} // closed when the queue has room again; nil if it has room
@@ -48,8 +47,8 @@ func (q *sendQueue) Push(m outgoing) {
 		return
 	}
 	q.queue = append(q.queue, m)
-	if len(q.queue) > q.limit && !q.over {
-		q.over, q.room = true, make(chan struct{})
+	if len(q.queue) > q.limit && q.room == nil {
+		q.room = make(chan struct{})
 		q.slow.Reset(q.after)
 	}
 	q.mu.Unlock()
@@ -77,8 +76,7 @@ func (q *sendQueue) Take(empty []outgoing) (batch []outgoing, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	batch, q.queue = q.queue, empty[:0]
-	if q.over {
-		q.over = false
+	if q.room != nil {
 		q.slow.Stop()
 		close(q.room)
 		q.room = nil

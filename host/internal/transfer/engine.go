@@ -16,11 +16,11 @@ type Config struct {
 	Threads int // workers per device
 	// number of roots. With several, a root that hangs can take at most three quarters of the workers
 	Roots      int
-	SlotBytes  int   // bytes of one staging slot, which is the largest single I/O; a multiple of 4096, at least MinSlotBytes
-	MaxStaging int64 // bytes of all slots together
-	ReadRatio    float64       // share of loads among the tasks started while both kinds wait
-	WriteQueue   time.Duration // longest wait of a store for a worker; then it is shed. 0: no limit
-	Log          *slog.Logger
+	SlotBytes  int           // bytes of one staging slot, which is the largest single I/O; a multiple of 4096, at least MinSlotBytes
+	MaxStaging int64         // bytes of all slots together
+	ReadRatio  float64       // share of loads among the tasks started while both kinds wait
+	WriteQueue time.Duration // longest wait of a store for a worker; then it is shed. 0: no limit
+	Log        *slog.Logger
 }
 
 // MinSlotBytes is large enough for the header page and the checksum table of any piece.

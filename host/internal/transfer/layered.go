@@ -69,7 +69,7 @@ func (q *Queue) loadLayers(j *fence, spec *LoadJob) *layered {
 		l.steps[i].left = n
 	}
 	for i := range l.chunks { // a chunk with bad block ids fails before its first step
-		l.chunks[i].left, l.chunks[i].err = len(l.steps), checkBlocks(spec.Memory, spec.Chunks[i].Blocks, true)
+		l.chunks[i].left, l.chunks[i].err = len(l.steps), CheckBlocks(spec.Memory, spec.Chunks[i].Blocks, true)
 	}
 	return l
 }

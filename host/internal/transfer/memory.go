@@ -224,9 +224,9 @@ func (m *HostMemory) scatter(r *ExtentRange, src []byte) error {
 	return nil
 }
 
-// checkBlocks refuses ids that are out of range and, unless holes are allowed, abi.None. It is called before any byte
+// CheckBlocks refuses ids that are out of range and, unless holes are allowed, abi.None. It is called before any byte
 // is touched.
-func checkBlocks(m Memory, ids []uint32, holes bool) error {
+func CheckBlocks(m Memory, ids []uint32, holes bool) error {
 	if len(ids) != m.ChunkBlocks() {
 		return fmt.Errorf("%w: %d ids for a chunk of %d blocks", ErrBlocks, len(ids), m.ChunkBlocks())
 	}

@@ -89,7 +89,7 @@ func (e *Engine) runLoad(l *LoadJob, t interface {
 
 // read delivers the piece to the pages, except for the copy that last makes.
 func (t *loadTask) read() (last func() error, err error) {
-	if err := checkBlocks(t.memory, t.ids, true); err != nil {
+	if err := CheckBlocks(t.memory, t.ids, true); err != nil {
 		return nil, err
 	}
 	if t.fence.isShut() { // cancelled while queued: no read is needed

@@ -116,7 +116,7 @@ func (t *storeTask) run() {
 // writeAndPublish fills the temporary by the first route that takes the put, and publishes it.
 func (t *storeTask) writeAndPublish() error {
 	put := t.chunk.Put
-	if err := checkBlocks(t.memory, t.chunk.Blocks, false); err != nil {
+	if err := CheckBlocks(t.memory, t.chunk.Blocks, false); err != nil {
 		return err
 	}
 	if !sameShape(put.Plan().Geometry(), t.memory.Geometry()) {
