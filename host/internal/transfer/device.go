@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -19,7 +18,7 @@ type DeviceRegion struct {
 }
 
 // DeviceMemory is [Memory] on a GPU: imported allocations of a client. Callers name pages by plane and block id, never
-// by address, and ids are checked before any copy starts.
+// by address, and check ids by [CheckBlocks] before any copy starts.
 type DeviceMemory struct {
 	shape
 	gpu   *gds.GPU
@@ -47,9 +46,6 @@ func hostBatch(flag *gds.Flag, dir gds.Direction, buffer []byte) func(*gds.Threa
 // move copies a range on one of the GPU's threads, with the batch that begin starts on the range's buffer. When it
 // returns, nothing is being copied any more.
 func (m *DeviceMemory) move(begin func(*gds.Thread) gds.Batch, r *ExtentRange) error {
-	if err := m.check(r.Blocks); err != nil {
-		return err
-	}
 	return deviceError(onGPU(m.gpu, func(t *gds.Thread) error {
 		b := begin(t)
 		if err := m.add(&b, r); err != nil {
@@ -65,16 +61,6 @@ func onGPU(g *gds.GPU, fn func(*gds.Thread) error) (err error) {
 		return lost
 	}
 	return err
-}
-
-// check refuses ids that are out of range.
-func (m *DeviceMemory) check(ids []uint32) error {
-	for _, id := range ids {
-		if id != abi.None && id >= m.blocks {
-			return fmt.Errorf("%w: id %d, the memory has %d blocks", ErrBlocks, id, m.blocks)
-		}
-	}
-	return nil
 }
 
 // add adds the spans of a range to a batch on the range's buffer.

@@ -108,9 +108,6 @@ func (w *pieceWriter) encode(
 func (m flaggedMemory) encode(
 	r *ExtentRange, to image, stored []pieceformat.Stored,
 ) (n int, took time.Duration, done bool, err error) {
-	if err := m.check(r.Blocks); err != nil {
-		return 0, 0, true, err
-	}
 	lost := m.gpu.Do(func(t *gds.Thread) {
 		began := time.Now()
 		w, c := t.Window(), t.Coder()
@@ -170,9 +167,6 @@ func (r *pieceReader) byGPU(
 func (m flaggedMemory) decode(
 	r *ExtentRange, stored []pieceformat.Stored, src image,
 ) (took time.Duration, done bool, doubt, err error) {
-	if err := m.check(r.Blocks); err != nil {
-		return 0, true, nil, err
-	}
 	lost := m.gpu.Do(func(t *gds.Thread) {
 		began := time.Now()
 		w, c := t.Window(), t.Coder()

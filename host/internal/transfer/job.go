@@ -13,6 +13,17 @@ type Handle struct {
 	begin   func()   // queues the job's tasks, once
 }
 
+// newHandle returns the handle of a job, which begins now unless it is held.
+func newHandle(f *fence, layered *layered, held bool, begin func()) *Handle {
+	h := &Handle{fence: f, layered: layered}
+	if held {
+		h.begin = sync.OnceFunc(begin)
+	} else {
+		begin()
+	}
+	return h
+}
+
 // Begin starts a held job. It has no effect on other jobs, or when called again.
 func (h *Handle) Begin() {
 	if h.begin != nil {
@@ -40,7 +51,6 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 	if len(l.Chunks) == 0 {
 		f.cancel()
 	}
-	h := &Handle{fence: f}
 	begin := func() {
 		g := spec.Memory.Geometry()
 		for i := range spec.Chunks {
@@ -53,13 +63,8 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 		}
 	}
 	if l.Layers != nil {
-		h.layered = q.loadLayers(f, &spec)
-		begin = h.layered.begin
+		layered := q.loadLayers(f, &spec)
+		return newHandle(f, layered, l.Held, layered.begin)
 	}
-	if l.Held {
-		h.begin = sync.OnceFunc(begin)
-	} else {
-		begin()
-	}
-	return h
+	return newHandle(f, nil, l.Held, begin)
 }

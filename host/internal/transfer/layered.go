@@ -62,8 +62,7 @@ func (q *Queue) loadLayers(j *fence, spec *LoadJob) *layered {
 		return l
 	}
 	l.width = max(2, (2*q.engine.cfg.Threads+n-1)/n)
-	l.parts = partsOf(spec.Memory.Geometry(), l.order,
-		min(q.engine.cfg.SlotBytes, gpuCopyBytes))
+	l.parts = partsOf(spec.Memory.Geometry(), l.order, min(q.engine.cfg.SlotBytes, gpuCopyBytes))
 	l.steps, l.chunks = make([]layerStep, len(l.parts)), make([]layerChunk, n)
 	for i := range l.steps {
 		l.steps[i].left = n
@@ -236,17 +235,8 @@ func (t *layerTask) end(err error) {
 }
 
 func (l *layered) endChunk(i int, err error) {
-	c, e := &l.chunks[i], l.queue.engine
-	if err == nil {
-		e.stats.loaded(c.piece.Size())
-	} else {
-		e.stats.loadErrors.Add(1)
-		reportDamage(c.piece, err) // here: the step that ended first may not have been the one that opened it
-	}
-	if c.piece != nil {
-		c.span.finish(c.piece.Size(), err)
-		c.piece.Close()
-	}
+	c := &l.chunks[i]
+	l.queue.engine.closePiece(&c.span, c.piece, err) // here: the step that ended first may not have been the one that opened it
 	if c.kept {
 		l.spec.Files.Gone()
 	}

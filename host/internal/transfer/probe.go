@@ -7,8 +7,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/kv"
@@ -210,20 +211,13 @@ func (p *probe) concurrently(ctx context.Context, fn func(i int) error) (time.Du
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	errs := make([]error, len(p.files))
 	start := p.now()
-	var work sync.WaitGroup
+	var work errgroup.Group
 	for i := range p.files {
-		work.Go(func() { errs[i] = fn(i) })
+		work.Go(func() error { return fn(i) })
 	}
-	work.Wait()
-	took := max(p.now().Sub(start), time.Microsecond)
-	for _, err := range errs {
-		if err != nil { // the other errors are most likely the same
-			return took, err
-		}
-	}
-	return took, nil
+	err := work.Wait()
+	return max(p.now().Sub(start), time.Microsecond), err
 }
 
 func (p *probe) stagedWrite(i int) error {

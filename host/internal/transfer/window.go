@@ -75,9 +75,6 @@ func (m *DeviceMemory) scatterWindow(flag *gds.Flag, r *ExtentRange, src []byte)
 	if !m.fitsWindow(extents, r.Base) {
 		return false, nil, nil
 	}
-	if err := m.check(r.Blocks); err != nil {
-		return true, nil, err
-	}
 	from, to := extents[0].Off-r.Base, end(extents[len(extents)-1])-r.Base
 	lost := m.gpu.Do(func(t *gds.Thread) {
 		w := t.Window()
@@ -116,9 +113,6 @@ func (m *DeviceMemory) gatherWindow(flag *gds.Flag, r *ExtentRange, dst []byte) 
 	extents := r.extents()
 	if !m.fitsWindow(extents, r.Base) {
 		return false, nil
-	}
-	if err := m.check(r.Blocks); err != nil {
-		return true, err
 	}
 	lost := m.gpu.Do(func(t *gds.Thread) {
 		w := t.Window()

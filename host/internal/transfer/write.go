@@ -3,7 +3,6 @@ package transfer
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -69,13 +68,7 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 			}
 		}
 	}
-	h := &Handle{fence: f}
-	if s.Held {
-		h.begin = sync.OnceFunc(begin)
-	} else {
-		begin()
-	}
-	return h
+	return newHandle(f, nil, s.Held, begin)
 }
 
 // storeTask stores one chunk of a job.
