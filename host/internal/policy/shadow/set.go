@@ -51,15 +51,7 @@ func (s *Set) Prepare(ctx context.Context, list []Wish, since time.Time) (*Chang
 }
 
 // Commit lets the started shadows receive requests, and ends those that are not wished any more.
-func (c *Change) Commit() {
-	before := c.set.List()
-	c.set.running.Store(&c.next)
-	for _, r := range before {
-		if !slices.Contains(c.next, r) {
-			c.set.end(r)
-		}
-	}
-}
+func (c *Change) Commit() { c.set.set(c.next) }
 
 // Abandon ends the started shadows.
 func (c *Change) Abandon() {
@@ -98,43 +90,31 @@ func (s *Set) Start(ctx context.Context, h *policy.Handle, since time.Time, o po
 		h.Release()
 		return err
 	}
-	next, list := &Running{started, h, since, o.Capacity}, slices.Clone(s.List())
-	i := s.index(h.Label)
-	if i < 0 {
-		list = append(list, next)
-	} else {
-		next, list[i] = list[i], next
-	}
-	s.running.Store(&list)
-	if i >= 0 {
-		s.end(next) // the old one
-	}
+	next := slices.DeleteFunc(slices.Clone(s.List()), func(r *Running) bool { return r.Label == h.Label })
+	s.set(append(next, &Running{started, h, since, o.Capacity}))
 	return nil
 }
 
 // End ends a shadow. It returns false if there is none of that name.
 func (s *Set) End(name string) bool {
-	i := s.index(name)
-	if i < 0 {
-		return false
+	found := s.Has(name)
+	if found {
+		s.set(slices.DeleteFunc(slices.Clone(s.List()), func(r *Running) bool { return r.Label == name }))
 	}
-	list := slices.Clone(s.List())
-	removed := list[i]
-	list = slices.Delete(list, i, i+1)
-	s.running.Store(&list)
-	s.end(removed)
-	return true
+	return found
 }
 
-func (s *Set) end(r *Running) {
-	r.Close()
-	r.Release()
-}
-
-func (s *Set) Close() {
-	list := s.List()
-	s.running.Store(nil)
-	for _, r := range list {
-		s.end(r)
+// set replaces the list, and ends the shadows that are not in the new one.
+func (s *Set) set(next []*Running) {
+	before := s.List()
+	s.running.Store(&next)
+	for _, r := range before {
+		if !slices.Contains(next, r) {
+			r.Close()
+			r.Release()
+		}
 	}
 }
+
+// Close ends all shadows.
+func (s *Set) Close() { s.set(nil) }
