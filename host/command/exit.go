@@ -2,6 +2,7 @@ package command
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -59,12 +60,7 @@ func (usageError) Is(target error) bool { return target == errUsage }
 
 func exitCode(err error) int {
 	is := func(targets ...error) bool {
-		for _, t := range targets {
-			if errors.Is(err, t) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
 	}
 	switch {
 	case err == nil:

@@ -110,11 +110,7 @@ func settingsOf(cmd *cobra.Command) (n int) {
 }
 
 func (h *helper) help(w io.Writer, cmd *cobra.Command) {
-	text := cmd.Long
-	if text == "" {
-		text = cmd.Short + "."
-	}
-	fmt.Fprintf(w, "%s\n\n", reflow(text, h.width))
+	fmt.Fprintf(w, "%s\n\n", reflow(cmp.Or(cmd.Long, cmd.Short+"."), h.width))
 	h.usage(w, cmd)
 }
 

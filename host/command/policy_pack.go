@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -21,10 +22,7 @@ toolchains that cannot write custom sections, and for use after tools that strip
 		Example: "  kvhost policy pack mine.wasm --manifest manifest.json",
 		Args:    wantArgs(1, 1, "one .wasm file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if out == "" {
-				out = args[0]
-			}
-			return pack(cmd.Context(), args[0], manifest, out)
+			return pack(cmd.Context(), args[0], manifest, cmp.Or(out, args[0]))
 		},
 	}
 	cmd.Flags().StringVar(&manifest, "manifest", "manifest.json", "the manifest")

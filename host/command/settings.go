@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"os"
 	"slices"
 
@@ -49,11 +50,7 @@ func (s *settings) flag(f *pflag.FlagSet, key, kind, usage string) *pflag.Flag {
 }
 
 func (s *settings) load() (*config.Loaded, error) {
-	src := config.Source{File: s.file, Env: os.Environ(), Flags: s.given}
-	if src.File == "" {
-		src.File = os.Getenv(config.EnvFile)
-	}
-	return config.Load(src)
+	return config.Load(config.Source{File: cmp.Or(s.file, os.Getenv(config.EnvFile)), Env: os.Environ(), Flags: s.given})
 }
 
 // config loads the configuration without the origins.

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,10 +84,7 @@ func (w *watchScreen) run(ctx context.Context) error {
 			return nil
 		}
 		if err == nil {
-			before, now = now, status
-			if before == nil {
-				before = now
-			}
+			before, now = cmp.Or(now, status), status
 		}
 		if _, err := io.WriteString(w.out, w.frame(before, now, err)); err != nil {
 			return err

@@ -308,17 +308,9 @@ func TextDigest(text []byte) Digest { return digest(text) }
 // Diff describes the first field in which two namespaces differ, with both values. It is empty if they agree.
 func (n *Namespace) Diff(o *Namespace) string {
 	a, b := maps.Collect(fields(n.Text())), maps.Collect(fields(o.Text()))
-	keys := make([]string, 0, len(a)+len(b))
-	for k := range a {
-		keys = append(keys, k)
-	}
-	for k := range b {
-		if _, ok := a[k]; !ok {
-			keys = append(keys, k)
-		}
-	}
-	slices.Sort(keys)
-	for _, k := range keys {
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	for _, k := range slices.Sorted(maps.Keys(all)) {
 		if a[k] != b[k] {
 			return fmt.Sprintf("%s: %q against %q", k, a[k], b[k])
 		}

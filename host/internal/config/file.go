@@ -38,8 +38,7 @@ func (l *Loaded) applyFile(name string) error {
 func (l *Loaded) applyText(name, text string) error {
 	var tree map[string]any
 	if _, err := toml.Decode(text, &tree); err != nil {
-		var pe toml.ParseError
-		if errors.As(err, &pe) {
+		if pe, ok := errors.AsType[toml.ParseError](err); ok {
 			// If a line ends too early, the parser reports the next line.
 			line := 1 + strings.Count(text[:min(max(0, pe.Position.Start), len(text))], "\n")
 			return fmt.Errorf("%w: %s:%d: %s", ErrFile, name, line, pe.Message)
@@ -139,13 +138,7 @@ func unknown(path string, value any) error {
 			hint = fmt.Sprintf("; did you mean %q?", k.Path())
 		}
 	}
-	if hint == "" {
-		hint = Suggest(name, near)
-	}
-	if hint == "" {
-		hint = Suggest(path, all)
-	}
-	return fmt.Errorf("%w: %s%s", ErrKey, path, hint)
+	return fmt.Errorf("%w: %s%s", ErrKey, path, cmp.Or(hint, Suggest(name, near), Suggest(path, all)))
 }
 
 // array reads tables, which replace the default elements.

@@ -200,8 +200,8 @@ func (r Root) validateApart(at string, bad func(path, format string, args ...any
 	case Memory:
 		r.validateMemory(at, bad)
 	case Bucket:
-		var key *s3fs.ConfigError
-		if _, err := s3fs.Open(r.Bucket()); errors.As(err, &key) {
+		_, err := s3fs.Open(r.Bucket())
+		if key, ok := errors.AsType[*s3fs.ConfigError](err); ok {
 			bad(at+"."+key.Key, "%s", key.Text)
 		}
 	}

@@ -25,6 +25,7 @@ type Handle struct {
 	Levels uint8 // one bit for each level of a store that an admit policy admits moves to
 	// Observe gets the calls of an admit or place policy. It may be nil.
 	Observe Observer
+
 	refs   atomic.Int32
 	closed func(*Module, error)
 }

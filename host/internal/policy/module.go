@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -121,10 +122,7 @@ func (m *Module) prepare(s *settings) error {
 	if !m.Has(s.role) {
 		return fmt.Errorf("%w: %s has no role %s", ErrRole, m.name, s.role)
 	}
-	if s.MaxNamespaces == 0 {
-		s.MaxNamespaces = defaultNamespaces
-	}
-	if s.MaxNamespaces > maxNamespaces {
+	if s.MaxNamespaces = cmp.Or(s.MaxNamespaces, defaultNamespaces); s.MaxNamespaces > maxNamespaces {
 		return fmt.Errorf("%w: %s: %d namespaces, at most %d", ErrConfig, m.name, s.MaxNamespaces, maxNamespaces)
 	}
 	if s.MaxSlots > maxSlots {

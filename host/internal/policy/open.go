@@ -134,11 +134,9 @@ func refused(name string, err error) error {
 
 // examine checks a module as far as possible before it is compiled, and returns its most pages of memory.
 func examine(ctx context.Context, name string, f *file, opt *Options) (*Module, *sandbox.Scan, uint32, error) {
-	m := &Module{name: label(name), digest: f.digest, log: opt.Log, pages: opt.MemoryPages, memory: opt.Memory}
+	m := &Module{name: label(name), digest: f.digest, pages: opt.MemoryPages, memory: opt.Memory}
+	m.log = cmp.Or(opt.Log, slog.New(slog.DiscardHandler))
 	m.guard.onFault, m.guard.stop = opt.OnFault, opt.Stop
-	if m.log == nil {
-		m.log = slog.New(slog.DiscardHandler)
-	}
 	if err := pinned(ctx, f, opt); err != nil {
 		return nil, nil, 0, err
 	}

@@ -16,8 +16,7 @@ import (
 
 // message converts an error to its wire form.
 func message(err error) *proto.Error {
-	var f *fault
-	if errors.As(err, &f) {
+	if f, ok := errors.AsType[*fault](err); ok {
 		return &proto.Error{Code: f.code, Field: f.field, Message: f.text}
 	}
 	return &proto.Error{Code: codeOf(err), Message: err.Error()}

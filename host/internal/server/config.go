@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"log/slog"
 	"runtime"
 	"time"
@@ -122,9 +123,7 @@ func (c Config) orDefaults() Config {
 	if c.Arriving == nil {
 		c.Arriving = budget.OfArriving(budget.ArrivingPart(defaultMemory, 0), l.Sessions)
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return c
 }
 

@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -60,10 +61,7 @@ func (t *UsageTable) Of(model string, tenant uint32) *Usage {
 func (t *UsageTable) List() []*Usage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	list := make([]*Usage, 0, len(t.pairs))
-	for _, u := range t.pairs {
-		list = append(list, u)
-	}
-	slices.SortFunc(list, func(a, b *Usage) int { return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Tenant, b.Tenant)) })
-	return list
+	return slices.SortedFunc(maps.Values(t.pairs), func(a, b *Usage) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Tenant, b.Tenant))
+	})
 }

@@ -203,9 +203,7 @@ func (c *Config) complete() error {
 	if c.ScanWorkers <= 0 {
 		c.ScanWorkers = defaultScanners
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Now == nil {
 		c.Now = time.Now
 	}

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
@@ -53,9 +54,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	if q.Ranks == 0 {
-		q.Ranks = c.Ranks
-	}
+	q.Ranks = cmp.Or(q.Ranks, c.Ranks)
 	l := &Lease{store: s, share: q.lend, grants: make([]grant, 0, len(q.Keys))}
 	byPrefix := c.Lookup == kv.ByPrefix
 	w := walk{

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/bits"
@@ -110,9 +111,7 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 	if err != nil {
 		return nil, err
 	}
-	if q.Ranks == 0 {
-		q.Ranks = c.Ranks
-	}
+	q.Ranks = cmp.Or(q.Ranks, c.Ranks)
 	if q.Rank >= kv.MaxRanks || q.Ranks&(1<<q.Rank) == 0 || q.Ranks&^c.Ranks != 0 {
 		return nil, fmt.Errorf("%w: rank %d of ranks %#x, the namespace has %#x", ErrUnknownNamespace, q.Rank,
 			q.Ranks, c.Ranks)

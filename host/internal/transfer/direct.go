@@ -209,8 +209,7 @@ func (d directRoute) store(t *storeTask, file staging.File) error {
 	if lost := w.memory.gpu.Err(); lost != nil {
 		return a.skipped(deviceError(lost))
 	}
-	var hung *gds.HungError
-	if errors.As(err, &hung) { // the late write may still reach the file, so it cannot become a piece
+	if _, hung := errors.AsType[*gds.HungError](err); hung { // the late write may still reach the file, so it cannot become a piece
 		a.failed(&a.storesHung, err, true)
 		return err
 	}

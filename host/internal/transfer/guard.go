@@ -3,6 +3,7 @@ package transfer
 import (
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"unsafe"
 )
 
@@ -28,10 +29,8 @@ func Guard(regions [][]byte, fn func() error) (err error) {
 }
 
 func within(regions [][]byte, address uintptr) bool {
-	for _, r := range regions {
-		if start := uintptr(unsafe.Pointer(unsafe.SliceData(r))); address >= start && address < start+uintptr(len(r)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(regions, func(r []byte) bool {
+		start := uintptr(unsafe.Pointer(unsafe.SliceData(r)))
+		return address >= start && address < start+uintptr(len(r))
+	})
 }

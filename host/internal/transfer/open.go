@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -23,9 +24,7 @@ func New(cfg Config) (*Engine, error) {
 		return nil, fmt.Errorf("%w: %d bytes of staging memory do not hold one slot of %d", ErrConfig, cfg.MaxStaging,
 			cfg.SlotBytes)
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	slots, err := staging.NewSlots(int(cfg.MaxStaging/int64(cfg.SlotBytes)), cfg.SlotBytes)
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)

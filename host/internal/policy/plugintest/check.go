@@ -1,6 +1,7 @@
 package plugintest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,9 +24,7 @@ type checker struct {
 // Check checks the module at path, or the embedded one of that name. It returns an error only if the module cannot be
 // read at all.
 func Check(ctx context.Context, path string, o Options) (*Report, error) {
-	if o.Slots == 0 {
-		o.Slots = defaultSlots
-	}
+	o.Slots = cmp.Or(o.Slots, defaultSlots)
 	r := &Report{Path: path, Slots: o.Slots}
 	options := o.policy()
 	options.SkipSelfTest = true
@@ -177,8 +176,7 @@ func (c *checker) finding(where, what, do string) error {
 
 // fault returns the finding for a failed call.
 func (c *checker) fault(export, when string, err error) error {
-	var own *Finding
-	if errors.As(err, &own) {
+	if own, ok := errors.AsType[*Finding](err); ok {
 		return own
 	}
 	f := &policy.Fault{Export: export, Reason: err.Error()}

@@ -94,8 +94,7 @@ func (c *checker) strangeNamespace(p *policy.Probe) error {
 
 // tolerate returns the finding for a trap at bad input.
 func (c *checker) tolerate(err error, when string) error {
-	var f *Finding
-	if errors.As(err, &f) {
+	if f, ok := errors.AsType[*Finding](err); ok {
 		return c.finding(f.Where, when+" it faults: "+f.What, "check arguments first, and answer -1 (bad input)")
 	}
 	return err

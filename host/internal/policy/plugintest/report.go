@@ -71,15 +71,12 @@ func (r *Report) add(err error) {
 	if err == nil {
 		return
 	}
-	var f *Finding
-	if !errors.As(err, &f) {
+	f, ok := errors.AsType[*Finding](err)
+	if !ok {
 		f = &Finding{Where: "check", What: err.Error(), Do: "the check could not continue"}
 	}
 	f.What = strings.Join(strings.Fields(f.What), " ")
-	if !slices.ContainsFunc(r.Findings, func(o Finding) bool {
-		return o.Role == f.Role && o.Where == f.Where &&
-			o.Do == f.Do
-	}) {
+	if !slices.ContainsFunc(r.Findings, func(o Finding) bool { return o.Role == f.Role && o.Where == f.Where && o.Do == f.Do }) {
 		r.Findings = append(r.Findings, *f) // the first finding of its kind
 	}
 }

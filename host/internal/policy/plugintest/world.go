@@ -2,6 +2,7 @@ package plugintest
 
 import (
 	"math/rand/v2"
+	"slices"
 
 	"github.com/kvhost/kvhost/abi"
 )
@@ -254,10 +255,7 @@ func (w *world) victims(ask abi.Ask, one int) {
 }
 
 func (w *world) evictable(tenant uint32) bool {
-	for _, n := range w.slots {
-		if n >= 0 && w.nodes[n].pins == 0 && (tenant == abi.None || w.nodes[n].tenant == tenant) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(w.slots, func(n int) bool {
+		return n >= 0 && w.nodes[n].pins == 0 && (tenant == abi.None || w.nodes[n].tenant == tenant)
+	})
 }

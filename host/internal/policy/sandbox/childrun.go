@@ -163,6 +163,6 @@ func (r *Refusal) Unwrap() error { return r.kind }
 
 // isFinal reports whether compiling the module again would end in the same way.
 func isFinal(err error) bool {
-	var r *Refusal
-	return errors.As(err, &r)
+	_, ok := errors.AsType[*Refusal](err)
+	return ok
 }

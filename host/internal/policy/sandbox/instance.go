@@ -244,8 +244,7 @@ func (in *Instance) Namespace(id uint32, text string) error {
 func (in *Instance) trap(name string, err error) error {
 	text, _, _ := strings.Cut(err.Error(), "wasm stack trace:")
 	text = strings.TrimSpace(strings.TrimPrefix(text, "wasm error: "))
-	var exit *sys.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*sys.ExitError](err); ok {
 		text = fmt.Sprintf("exited with code %d", exit.ExitCode())
 	}
 	fault := in.Fault(name, text, err)

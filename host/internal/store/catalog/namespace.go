@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -95,14 +96,10 @@ func (ns *Namespace) files(visit func(dir, base string, data []byte) error, plan
 }
 
 // Namespaces returns all namespaces with a number, in the order of their numbers.
-func (c *Catalog) Namespaces() (list []*Namespace) {
+func (c *Catalog) Namespaces() []*Namespace {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, ns := range c.byDigest {
-		list = append(list, ns)
-	}
-	slices.SortFunc(list, func(a, b *Namespace) int { return cmp.Compare(a.ID, b.ID) })
-	return list
+	return slices.SortedFunc(maps.Values(c.byDigest), func(a, b *Namespace) int { return cmp.Compare(a.ID, b.ID) })
 }
 
 // Known returns the namespace with a digest if it has a number, and nil otherwise.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -155,15 +156,9 @@ func (c *check) byOwner() map[string][]temporary {
 // shared reports whether hosts share the root or once did: each leaves its own lock file.
 func (c *check) shared() bool {
 	list, err := c.o.FS.ReadDir(c.dir + "/" + filepath.Dir(pieceformat.LockFile))
-	if err != nil {
-		return true // unknown
-	}
-	for _, e := range list {
-		if strings.HasPrefix(e.Name(), filepath.Base(pieceformat.LockFile)+".") {
-			return true
-		}
-	}
-	return false
+	return err != nil || slices.ContainsFunc(list, func(e fs.DirEntry) bool { // after an error it is unknown
+		return strings.HasPrefix(e.Name(), filepath.Base(pieceformat.LockFile)+".")
+	})
 }
 
 // fileTime returns the time of the file system's clock, which sets the modification times. It returns the time of this machine

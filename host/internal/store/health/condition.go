@@ -47,8 +47,7 @@ func Judge(err error) Condition {
 	if errors.Is(err, fs.ErrNotExist) {
 		return Gone
 	}
-	var errno unix.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
 		for c, list := range errnos {
 			if slices.Contains(list, errno) {
 				return c

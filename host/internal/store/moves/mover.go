@@ -83,9 +83,7 @@ type Mover struct {
 // New returns a mover. The pages of its memory are first used by the first moves.
 func New(cfg Config) (*Mover, error) {
 	cfg.Workers, cfg.Waiting = cmp.Or(cfg.Workers, defaultWorkers), cmp.Or(cfg.Waiting, defaultWaiting)
-	if cfg.Loads == nil {
-		cfg.Loads = &Loads{}
-	}
+	cfg.Loads = cmp.Or(cfg.Loads, &Loads{})
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}

@@ -53,15 +53,7 @@ const maxName = 255
 
 // ValidHostID reports whether a host's id can be part of a file name.
 func ValidHostID(id string) bool {
-	if len(id) == 0 || len(id) > 32 {
-		return false
-	}
-	for _, c := range []byte(id) {
-		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
-			return false
-		}
-	}
-	return true
+	return len(id) > 0 && len(id) <= 32 && strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 }
 
 // TempName returns the name under which a file is written before it is renamed to target: .<name>.<host id>.<seq>.tmp in the
