@@ -21,7 +21,8 @@ import (
 // and no HTTP. It has one root of its own unless the flags ask for the configuration's roots.
 func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket string, stop func() error, err error) {
 	log, _ := newLog(&base.Log)
-	if !r.logGiven() { // the user waits for the table, not for the log
+	level := func(s config.Setting) bool { return s.Key == "log.level" }
+	if !slices.ContainsFunc(r.given, level) { // the user waits for the table, not for the log
 		quiet := base.Log
 		quiet.Level = config.LevelWarn
 		log, _ = newLog(&quiet)
@@ -82,11 +83,6 @@ func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket st
 		cancel()
 		return errors.Join(<-ended, remove())
 	}, nil
-}
-
-// logGiven reports whether a flag asks for the host's log.
-func (r *replayFlags) logGiven() bool {
-	return slices.ContainsFunc(r.given, func(s config.Setting) bool { return s.Key == "log.level" })
 }
 
 // entryBytes returns the size of a chunk on disk under the host's layout policy.

@@ -116,7 +116,7 @@ func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error
 		o.FS, o.Alone = bucket, true
 	}
 	b := newProgress("files of "+root, f.quiet)
-	if b.Shown() {
+	if b.out != nil {
 		n, err := fsck.Files(ctx, root, o.FS)
 		if err != nil {
 			return nil, err

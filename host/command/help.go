@@ -213,9 +213,3 @@ func (h *helper) flags(w io.Writer, cmd *cobra.Command) {
 		fmt.Fprintf(w, "\n%s:\n%s", title, settings[section].FlagUsagesWrapped(h.width))
 	}
 }
-
-// firstSentence returns the text of the short help for a setting.
-func firstSentence(k *config.Key) string {
-	first, _, _ := strings.Cut(k.Help, ". ")
-	return strings.TrimSuffix(first, ".")
-}

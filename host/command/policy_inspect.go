@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -100,7 +101,7 @@ func inspectTable(out io.Writer, i *policy.Inspection) error {
 		}
 	}
 	fmt.Fprintf(w, "roles\t%s\n", roleList(i.Roles))
-	fmt.Fprintf(w, "grants\t%s\n", orNone(i.Grants()))
+	fmt.Fprintf(w, "grants\t%s\n", cmp.Or(strings.Join(i.Grants(), ", "), "none"))
 	byModule := map[string][]string{}
 	for _, im := range i.Imports {
 		name := im.Name
@@ -130,11 +131,4 @@ func inspectTable(out io.Writer, i *policy.Inspection) error {
 		fmt.Fprintf(w, "refused\t%v\n", i.Refused)
 	}
 	return w.Flush()
-}
-
-func orNone(list []string) string {
-	if len(list) == 0 {
-		return "none"
-	}
-	return strings.Join(list, ", ")
 }

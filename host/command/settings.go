@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -28,7 +29,8 @@ func (s *settings) addTo(cmd *cobra.Command) {
 	for _, k := range config.Keys() {
 		usage, hidden := k.Help, true
 		if slices.Contains(everyday, k.Path()) {
-			usage, hidden = firstSentence(k), false
+			first, _, _ := strings.Cut(k.Help, ". ")
+			usage, hidden = strings.TrimSuffix(first, "."), false
 		}
 		flag := s.flag(f, k.Path(), kindName(k.Kind), usage)
 		flag.DefValue, flag.Hidden = k.Default, hidden

@@ -175,7 +175,10 @@ func (a *array) set(element any, name string, value any) error {
 		return fmt.Errorf("%w: %s.%s%s", ErrKey, a.name, name, cmp.Or(Gone(a.name+"."+name), Suggest(name, namesOf(a.keys))))
 	}
 	if root, is := element.(*Root); is && name == "capacity" {
-		return root.setCapacity(k.Path(), value)
+		var c Amount
+		err := c.set(k.Path(), value)
+		root.Capacity, root.part = c.Bytes, c.Part
+		return err
 	}
 	return k.set(k.field(element), value)
 }
@@ -185,13 +188,6 @@ func (a *array) list(c *Config) reflect.Value { return reflect.ValueOf(c).Elem()
 
 // at returns the path of an element.
 func (a *array) at(i int) string { return a.name + "[" + strconv.Itoa(i) + "]" }
-
-func (r *Root) setCapacity(path string, value any) error {
-	var a Amount
-	err := a.set(path, value)
-	r.Capacity, r.part = a.Bytes, a.Part
-	return err
-}
 
 // asSettings reads a table of arbitrary keys, such as the settings of a policy. Names of nested tables are joined by dots.
 func asSettings(path string, value any) (map[string]string, error) {

@@ -88,12 +88,6 @@ type restarter struct {
 	wg     sync.WaitGroup
 }
 
-func newRestarter(m *Module, role abi.Role) *restarter {
-	r := &restarter{m: m, role: role}
-	r.ctx, r.cancel = context.WithCancel(context.Background())
-	return r
-}
-
 // failed records a fault. If the module may be restarted, start is called after the pause, and again while it fails.
 func (r *restarter) failed(cause error, start func(context.Context) error) Verdict {
 	verdict, pause := r.m.Failed(r.role, cause)

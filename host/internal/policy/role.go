@@ -40,7 +40,8 @@ func (r *role[G]) begin(ctx context.Context) (err error) {
 	if err := r.m.prepare(&r.settings); err != nil {
 		return err
 	}
-	r.restarts = newRestarter(r.m, r.settings.role)
+	r.restarts = &restarter{m: r.m, role: r.settings.role}
+	r.restarts.ctx, r.restarts.cancel = context.WithCancel(context.Background())
 	if r.m.code != nil {
 		return r.start(ctx)
 	}

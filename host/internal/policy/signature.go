@@ -29,12 +29,6 @@ const (
 // maxSignature is above the size of any signature file.
 const maxSignature = 64 << 10
 
-// parsePublicKey parses a public key in minisign's format: its line of base64, or the whole file.
-func parsePublicKey(text string) (key minisign.PublicKey, err error) {
-	err = key.UnmarshalText([]byte(strings.TrimSpace(text)))
-	return key, err
-}
-
 // keyID returns a key's id in minisign's form.
 func keyID(id uint64) string { return fmt.Sprintf("%016X", id) }
 
@@ -44,8 +38,8 @@ func verifySignature(ctx context.Context, publicKey string, f *file) error {
 	if block, _ := pem.Decode([]byte(publicKey)); block != nil {
 		return verifyCosign(ctx, block.Bytes, f)
 	}
-	key, err := parsePublicKey(publicKey)
-	if err != nil {
+	var key minisign.PublicKey // its line of base64, or the whole file
+	if err := key.UnmarshalText([]byte(strings.TrimSpace(publicKey))); err != nil {
 		return fmt.Errorf("%w: public_key: %w", ErrSignature, err)
 	}
 	text, path, err := f.readSignature(ctx, SignatureSuffix, keyID(key.ID()))

@@ -86,7 +86,9 @@ func (p *Set) swap(ctx context.Context, h *policy.Handle, c *config.Policy) (out
 	label := h.Label
 	out = Swapped{Module: h.Module.Name(), Digest: h.Module.Digest()}
 	if old := p.cfg.Labelled(label); old != nil && old.Shadow {
-		err = p.swapShadow(ctx, h, c)
+		if err = checkShadow(ErrRole, h, c); err == nil {
+			err = p.store.SwapShadow(ctx, store.Shadow{Policy: h, Capacity: c.Capacity})
+		}
 	} else {
 		out.Taken, err = p.swapActive(ctx, h, c)
 	}
@@ -159,14 +161,6 @@ func (p *Set) rolesOf(h *policy.Handle, c *config.Policy) (roles [abi.Roles]bool
 		return roles, fmt.Errorf("%w: no policy %q is active; `kvhost policy list` lists the active ones", ErrPolicy, h.Label)
 	}
 	return roles, nil
-}
-
-// swapShadow restarts a shadow with another module.
-func (p *Set) swapShadow(ctx context.Context, h *policy.Handle, c *config.Policy) error {
-	if err := checkShadow(ErrRole, h, c); err != nil {
-		return err
-	}
-	return p.store.SwapShadow(ctx, store.Shadow{Policy: h, Capacity: c.Capacity})
 }
 
 // Promote makes a new instance of a shadow's module the evict policy of one root or of all roots, and ends the shadow.

@@ -54,10 +54,6 @@ type granted struct {
 	leases   int
 }
 
-func newGranted(cfg *Config, sh *budget.Session) *granted {
-	return &granted{limits: &cfg.Limits, leaseTTL: cfg.LeaseTTL, share: sh, requests: map[uint32]struct{}{}}
-}
-
 // granted reports whether key i of the LOOKUP may be loaded.
 func (l *sharedLease) granted(i int) bool { return i >= l.first && i < l.keys && l.pins.Has(i-l.first) }
 

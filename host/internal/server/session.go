@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -72,25 +70,22 @@ func (s *Server) newSession(st stream) (*session, error) {
 	cfg := s.current.Load()
 	x := &session{
 		server: s, cfg: cfg, line: line{stream: st, number: number, share: sh, log: s.cfg.Log.With("session", number)},
-		jobs: &jobTable{limit: cfg.Limits.Jobs, jobs: map[uint64]*job{}}, granted: newGranted(cfg, sh),
+		jobs:      &jobTable{limit: cfg.Limits.Jobs, jobs: map[uint64]*job{}},
+		granted:   &granted{limits: &cfg.Limits, leaseTTL: cfg.LeaseTTL, share: sh, requests: map[uint32]struct{}{}},
 		reserving: &reserveQueue{start: s.work.Go},
 	}
 	x.ctx, x.end = context.WithCancelCause(st.Context())
 	x.out = newSendQueue(cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) }, sh.Sent)
 	x.profile.Store(noProfile)
 	x.inbox = &inbox{handle: x.handle, drop: x.drop, backlog: make(chan *proto.SessionRequest, backlogSlots)}
-	x.memory = newClientMemory(s, cfg, sh, x.log)
 	peer := socket.Caller(st.Context())
-	x.memory.uid, x.memory.trusted = peer.UID, peer.Operator()
-	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs, limit: cfg.MaxWait}
-	return x, nil
-}
-
-func newClientMemory(s *Server, cfg *Config, sh *budget.Session, log *slog.Logger) *clientMemory {
-	return &clientMemory{
-		limits: &cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: log, protect: s.protect,
+	x.memory = &clientMemory{
+		limits: &cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: x.log, protect: s.protect,
+		uid: peer.UID, trusted: peer.Operator(),
 		regs: map[uint32]*registration{}, files: map[fileID]*mapping{}, descriptors: map[uint64]*os.File{},
 	}
+	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs, limit: cfg.MaxWait}
+	return x, nil
 }
 
 // serve runs a session from the start of its stream to its end.

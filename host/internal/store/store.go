@@ -183,8 +183,10 @@ func (s *Store) Close() error {
 		if r.unavailable.Load() {
 			continue // the entries of this root are not known
 		}
-		if err := r.budget.saveExact(); err != nil {
-			s.log.Warn("write budget not saved: after a crash the count is too high", "root", r.Path, "error", err)
+		if r.Health.Takes() {
+			if err := r.budget.SaveExact(); err != nil {
+				s.log.Warn("write budget not saved: after a crash the count is too high", "root", r.Path, "error", err)
+			}
 		}
 		r.Lock()
 		r.Moves.KeepAll()

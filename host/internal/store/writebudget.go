@@ -48,11 +48,3 @@ func (b writeBudget) save(early bool) {
 		b.root.Log.Warn("write budget not saved: after a crash the count is too low", "error", err)
 	}
 }
-
-// saveExact writes the exact count. Nothing else may use the root any more.
-func (b writeBudget) saveExact() error {
-	if !b.root.Health.Takes() {
-		return nil
-	}
-	return b.SaveExact()
-}
