@@ -48,7 +48,8 @@ func TestCopiesAllocateNothing(t *testing.T) {
 func TestCodecAllocatesByWindow(t *testing.T) {
 	r := newCompressedRig(t, "bf16", deviceShapes["small pages"], 16)
 	of, slot := wholeChunk(r)
-	m := flaggedMemory{r.memory, r.gpu.NewFlag()}
+	m := *r.memory
+	m.flag = r.gpu.NewFlag()
 	defer m.flag.Release()
 	plain := fewestAllocs(func() {
 		testenv.OK(t, m.Gather(of, slot))

@@ -175,7 +175,7 @@ func (r *pieceReader) again(head *store.Head, lo, hi int, doubt error) error {
 		err = last()
 	}
 	if err == nil && doubt != nil {
-		r.memory.(flaggedMemory).gpu.CoderFailed(doubt)
+		r.memory.(*DeviceMemory).gpu.CoderFailed(doubt)
 	}
 	return err
 }

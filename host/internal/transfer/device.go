@@ -22,7 +22,8 @@ type DeviceRegion struct {
 type DeviceMemory struct {
 	shape
 	gpu   *gds.GPU
-	bases []uint64 // addresses, by grid
+	bases []uint64  // addresses, by grid
+	flag  *gds.Flag // stops the copies of one job; nil for the memory of a session
 }
 
 // NewDeviceMemory checks that the regions hold their pages. There is one region per plane of g, in its order, for each
@@ -39,8 +40,8 @@ func NewDeviceMemory(gpu *gds.GPU, g kv.Geometry, regions []DeviceRegion) (*Devi
 }
 
 // hostBatch starts a batch between pages and a buffer of this process.
-func hostBatch(flag *gds.Flag, dir gds.Direction, buffer []byte) func(*gds.Thread) gds.Batch {
-	return func(t *gds.Thread) gds.Batch { return t.Begin(dir, buffer, flag) }
+func (m *DeviceMemory) hostBatch(dir gds.Direction, buffer []byte) func(*gds.Thread) gds.Batch {
+	return func(t *gds.Thread) gds.Batch { return t.Begin(dir, buffer, m.flag) }
 }
 
 // move copies a range on one of the GPU's threads, with the batch that begin starts on the range's buffer. When it
@@ -77,20 +78,16 @@ func (m *DeviceMemory) add(b *gds.Batch, r *ExtentRange) error {
 	return nil
 }
 
-// flaggedMemory is device memory for one job: its copies stop when the job's cancel sets the flag.
-type flaggedMemory struct {
-	*DeviceMemory
-	flag *gds.Flag
-}
-
 // flagged ties copies of device memory to the fence's stop flag, which is released when the fence closes.
 func (f *fence) flagged(m Memory) Memory {
 	d, ok := m.(*DeviceMemory)
 	if !ok {
 		return m
 	}
+	job := *d
 	f.flag = d.gpu.NewFlag()
-	return flaggedMemory{d, f.flag}
+	job.flag = f.flag
+	return &job
 }
 
 // AddGPU registers the engine's staging slots with a GPU, which then copies to and from them at full speed. Close
@@ -135,7 +132,7 @@ const cachedIOBytes = 1 << 20
 
 // memoryPart returns the size of one transfer of a file in memory or in the page cache.
 func (e *Engine) memoryPart(m Memory) int64 {
-	if _, ok := m.(flaggedMemory); ok {
+	if _, ok := m.(*DeviceMemory); ok {
 		return int64(min(gpuCopyBytes, e.cfg.SlotBytes))
 	}
 	return cachedIOBytes
@@ -143,13 +140,13 @@ func (e *Engine) memoryPart(m Memory) int64 {
 
 // hasCoder reports whether the memory is of a GPU that has a coder.
 func hasCoder(m Memory) bool {
-	f, ok := m.(flaggedMemory)
+	f, ok := m.(*DeviceMemory)
 	return ok && f.gpu.FitsCoder(1, 1)
 }
 
 // observe enters the time since began of a plain copy between slot and pages, if the pages are a GPU's.
 func observe(b *staging.Bandwidth, m Memory, extents []kv.Extent, began time.Time) {
-	if _, ok := m.(flaggedMemory); ok {
+	if _, ok := m.(*DeviceMemory); ok {
 		b.Observe(pageBytes(extents), time.Since(began))
 	}
 }

@@ -27,7 +27,7 @@ type directRoute struct{ *routeChoices }
 // attempt returns an attempt between a memory and a root. It is the zero attempt if cuFile is not chosen or is
 // suspended.
 func (d directRoute) attempt(m Memory, root string) attempt {
-	f, ok := m.(flaggedMemory)
+	f, ok := m.(*DeviceMemory)
 	if !ok {
 		return attempt{}
 	}
@@ -135,7 +135,7 @@ func (l *loading) verifySlot(slot *gds.DirectSlot) (head *store.Head, doubt, err
 	if head.Compressed {
 		return head, nil, nil
 	}
-	sums, err := sumSlot(l.memory.(flaggedMemory).gpu, slot, extents, head.DataOffset)
+	sums, err := sumSlot(l.memory.(*DeviceMemory).gpu, slot, extents, head.DataOffset)
 	if err != nil {
 		return nil, nil, deviceError(err)
 	}
@@ -151,7 +151,7 @@ func (l *loading) scatterSlot(head *store.Head, slot *gds.DirectSlot) error {
 		return ErrCancelled
 	}
 	defer l.fence.leave()
-	m := l.memory.(flaggedMemory)
+	m := l.memory.(*DeviceMemory)
 	at, n := slot.Address+uint64(head.DataOffset), int(head.Plan.PayloadBytes())
 	begin := func(t *gds.Thread) gds.Batch { return t.BeginDevice(gds.Scatter, at, n, m.flag) }
 	return m.move(begin, &ExtentRange{Plan: head.Plan, Hi: len(head.Plan.Extents()), Unit: l.unit, Blocks: l.ids})
@@ -188,7 +188,7 @@ func (d directRoute) store(t *storeTask, file staging.File) error {
 	defer a.forget(file)
 	scratch := t.queue.takeScratch(len(put.Plan().Extents()))
 	defer t.queue.scratch.Put(scratch)
-	w := &slotWriter{pieceWriter: pieceWriter{task: t, plan: put.Plan(), file: file}, memory: t.memory.(flaggedMemory),
+	w := &slotWriter{pieceWriter: pieceWriter{task: t, plan: put.Plan(), file: file}, memory: t.memory.(*DeviceMemory),
 		slot: slot, scratch: scratch}
 	if err := w.fill(); err != nil {
 		return a.skipped(err)
@@ -221,7 +221,7 @@ func (d directRoute) store(t *storeTask, file staging.File) error {
 // slotWriter stores a piece from a slot of device memory. Its table is nil until the checksums are computed.
 type slotWriter struct {
 	pieceWriter
-	memory  flaggedMemory
+	memory  *DeviceMemory
 	slot    *gds.DirectSlot
 	scratch *scratch
 	size    int64                // bytes of the file

@@ -35,7 +35,7 @@ func beyond(plain *staging.Bandwidth, pages int64, took time.Duration) time.Dura
 // coder.
 func coded(m Memory, extents []kv.Extent, lo, hi int, room int64) (mid int, base int64) {
 	mid, base = lo, extents[lo].Off&^(pieceformat.Page-1)
-	f, ok := m.(flaggedMemory)
+	f, ok := m.(*DeviceMemory)
 	for ok && mid < hi && end(extents[mid])-base <= room && f.gpu.FitsCoder(end(extents[mid])-base, mid+1-lo) {
 		mid++
 	}
@@ -96,7 +96,7 @@ func (w *pieceWriter) encode(
 	lo, hi int, base int64, to image, stored []pieceformat.Stored,
 ) (n int, took time.Duration, err error) {
 	done, err := w.fenced(lo, hi, base, func(r ExtentRange) (done bool, err error) {
-		n, took, done, err = w.task.memory.(flaggedMemory).encode(&r, to, stored)
+		n, took, done, err = w.task.memory.(*DeviceMemory).encode(&r, to, stored)
 		took = beyond(&w.task.queue.engine.gathers, pageBytes(r.extents()), took)
 		return done, err
 	})
@@ -105,7 +105,7 @@ func (w *pieceWriter) encode(
 
 // encode gathers the range's pages, writes their stored bytes to an image, without gaps, and their table rows to
 // stored. When done, err is the result.
-func (m flaggedMemory) encode(
+func (m *DeviceMemory) encode(
 	r *ExtentRange, to image, stored []pieceformat.Stored,
 ) (n int, took time.Duration, done bool, err error) {
 	lost := m.gpu.Do(func(t *gds.Thread) {
@@ -154,7 +154,7 @@ func (r *pieceReader) byGPU(
 	defer r.fence.leave() // also when the copy panics: the fence must be able to close
 	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: mid, Unit: r.unit, Blocks: r.ids, Base: from, Table: head.Table}
 	src := in.part(head.Offsets[lo]-base, head.Offsets[mid]-base)
-	took, done, doubt, err := r.memory.(flaggedMemory).decode(&x, head.Stored[lo:mid], src)
+	took, done, doubt, err := r.memory.(*DeviceMemory).decode(&x, head.Stored[lo:mid], src)
 	if done && err == nil {
 		pages := pageBytes(x.extents())
 		r.piece.Decoded(pages, head.Offsets[mid]-head.Offsets[lo], beyond(&r.engine.scatters, pages, took))
@@ -164,7 +164,7 @@ func (r *pieceReader) byGPU(
 
 // decode decodes the range's extents from src to the pages. When done, err is the result. Otherwise no wrong byte
 // reached a page, and doubt says which bytes the GPU found wrong, if that is the reason.
-func (m flaggedMemory) decode(
+func (m *DeviceMemory) decode(
 	r *ExtentRange, stored []pieceformat.Stored, src image,
 ) (took time.Duration, done bool, doubt, err error) {
 	lost := m.gpu.Do(func(t *gds.Thread) {

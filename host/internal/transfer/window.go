@@ -24,13 +24,11 @@ const windowTries = 2
 
 // Gather copies pages to dst, which is fast when dst is registered with the GPU. The GPU computes the checksums in a
 // window on the way; without a window the CPU computes them from dst.
-func (m *DeviceMemory) Gather(r ExtentRange, dst []byte) error { return m.gather(nil, r, dst) }
-
-func (m *DeviceMemory) gather(flag *gds.Flag, r ExtentRange, dst []byte) error {
-	if done, err := m.gatherWindow(flag, &r, dst); done {
+func (m *DeviceMemory) Gather(r ExtentRange, dst []byte) error {
+	if done, err := m.gatherWindow(&r, dst); done {
 		return err
 	}
-	if err := m.move(hostBatch(flag, gds.Gather, dst), &r); err != nil {
+	if err := m.move(m.hostBatch(gds.Gather, dst), &r); err != nil {
 		return err
 	}
 	r.sum(dst)
@@ -38,12 +36,10 @@ func (m *DeviceMemory) gather(flag *gds.Flag, r ExtentRange, dst []byte) error {
 }
 
 // Scatter verifies all of src, in a window of the GPU or else by the CPU, before any of it reaches a page.
-func (m *DeviceMemory) Scatter(r ExtentRange, src []byte) error { return m.scatter(nil, r, src) }
-
-func (m *DeviceMemory) scatter(flag *gds.Flag, r ExtentRange, src []byte) error {
+func (m *DeviceMemory) Scatter(r ExtentRange, src []byte) error {
 	verified := false
 	for range windowTries {
-		done, mismatch, err := m.scatterWindow(flag, &r, src)
+		done, mismatch, err := m.scatterWindow(&r, src)
 		if done {
 			return err
 		}
@@ -61,16 +57,12 @@ func (m *DeviceMemory) scatter(flag *gds.Flag, r ExtentRange, src []byte) error 
 			return err
 		}
 	}
-	return m.move(hostBatch(flag, gds.Scatter, src), &r)
+	return m.move(m.hostBatch(gds.Scatter, src), &r)
 }
 
-func (g flaggedMemory) Gather(r ExtentRange, dst []byte) error { return g.gather(g.flag, r, dst) }
-
-func (g flaggedMemory) Scatter(r ExtentRange, src []byte) error { return g.scatter(g.flag, r, src) }
-
-// scatterWindow is scatter through a window. When done, err is the result. Otherwise no byte reached a page, and
+// scatterWindow is Scatter through a window. When done, err is the result. Otherwise no byte reached a page, and
 // mismatch is the wrong checksum, if that is the reason.
-func (m *DeviceMemory) scatterWindow(flag *gds.Flag, r *ExtentRange, src []byte) (done bool, mismatch, err error) {
+func (m *DeviceMemory) scatterWindow(r *ExtentRange, src []byte) (done bool, mismatch, err error) {
 	extents := r.extents()
 	if !m.fitsWindow(extents, r.Base) {
 		return false, nil, nil
@@ -80,7 +72,7 @@ func (m *DeviceMemory) scatterWindow(flag *gds.Flag, r *ExtentRange, src []byte)
 		w := t.Window()
 		n := place(w, extents, r.Base)
 		copy(w.Expected, r.Table[r.Lo:r.Hi])
-		b := w.Begin(gds.Scatter, flag)
+		b := w.Begin(gds.Scatter, m.flag)
 		if err = w.Upload(&b, src[from:to], int(from), n); err == nil {
 			err = m.add(&b, r)
 		}
@@ -108,8 +100,8 @@ func (m *DeviceMemory) scatterWindow(flag *gds.Flag, r *ExtentRange, src []byte)
 	return done, nil, err
 }
 
-// gatherWindow is gather through a window. When done, err is the result.
-func (m *DeviceMemory) gatherWindow(flag *gds.Flag, r *ExtentRange, dst []byte) (done bool, err error) {
+// gatherWindow is Gather through a window. When done, err is the result.
+func (m *DeviceMemory) gatherWindow(r *ExtentRange, dst []byte) (done bool, err error) {
 	extents := r.extents()
 	if !m.fitsWindow(extents, r.Base) {
 		return false, nil
@@ -117,7 +109,7 @@ func (m *DeviceMemory) gatherWindow(flag *gds.Flag, r *ExtentRange, dst []byte) 
 	lost := m.gpu.Do(func(t *gds.Thread) {
 		w := t.Window()
 		n := place(w, extents, r.Base)
-		b := w.Begin(gds.Gather, flag)
+		b := w.Begin(gds.Gather, m.flag)
 		if err = m.add(&b, r); err != nil {
 			return
 		}
