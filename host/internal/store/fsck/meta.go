@@ -30,12 +30,11 @@ func (c *check) meta() error {
 		return err
 	})
 	c.judge(pieceformat.StateFile, pieceformat.CheckState)
-	if b, info, err := c.disk.Read(pieceformat.WrittenFile); err != nil {
-		c.judgeMeta(pieceformat.WrittenFile, info, err)
-	} else {
-		_, _, err := pieceformat.DecodeWritten(b)
-		c.judgeMeta(pieceformat.WrittenFile, info, err)
+	b, info, err := c.disk.Read(pieceformat.WrittenFile)
+	if err == nil {
+		_, _, err = pieceformat.DecodeWritten(b)
 	}
+	c.judgeMeta(pieceformat.WrittenFile, info, err)
 	return nil
 }
 
