@@ -140,17 +140,8 @@ func (l *Lease) Size(i int, rank uint32) (int64, error) {
 	if !l.Has(i) {
 		return 0, fmt.Errorf("%w: it does not cover key %d", ErrLeaseOver, i)
 	}
-	g := l.granted(i)
-	p := &Piece{root: l.store.roots[g.Root], mark: entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}, rank: rank}
-	l.mu.Lock()
-	over, err := l.over, error(nil)
-	if !over {
-		err = p.pin()
-	}
-	l.mu.Unlock()
-	if over {
-		return 0, ErrLeaseOver
-	} else if err != nil {
+	p, err := l.hold(l.granted(i), rank, false)
+	if err != nil {
 		return 0, err
 	}
 	defer p.Close()

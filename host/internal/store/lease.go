@@ -207,8 +207,8 @@ func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 }
 
 func (l *Lease) open(g grant, rank uint32) (*Piece, error) {
-	p := &Piece{root: l.store.roots[g.Root], mark: entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}, rank: rank}
-	if err := l.hold(p); err != nil {
+	p, err := l.hold(g, rank, true)
+	if err != nil {
 		return nil, err
 	}
 	if err := p.open(); err != nil {
@@ -222,14 +222,15 @@ func (l *Lease) open(g grant, rank uint32) (*Piece, error) {
 }
 
 // hold pins the entry of a piece unless the lease has ended.
-func (l *Lease) hold(p *Piece) error {
+func (l *Lease) hold(g grant, rank uint32, loads bool) (*Piece, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.over {
-		return ErrLeaseOver
+		return nil, ErrLeaseOver
 	}
-	l.loaded = true
-	return p.pin()
+	l.loaded = l.loaded || loads
+	p := &Piece{root: l.store.roots[g.Root], mark: entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}, rank: rank}
+	return p, p.pin()
 }
 
 // Share limits the entries of this host's roots that another host may lease. Its methods are called with the root's lock held.
