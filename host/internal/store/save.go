@@ -66,7 +66,7 @@ func (r *recovery) saveCheckpoint() {
 // without any. The lock must be held.
 func (r *recovery) saveState(when int64) error {
 	r.kept.removeState()
-	if r.pinned() {
+	if r.set.Index.Held() > 0 {
 		return nil
 	}
 	limit := uint32(min(pieceformat.MaxState, 1<<20+256*int64(r.set.Index.High())))
@@ -78,11 +78,6 @@ func (r *recovery) saveState(when int64) error {
 		return nil
 	}
 	return r.kept.saveState(s, when)
-}
-
-func (r *recovery) pinned() (any bool) {
-	r.set.Index.Each(func(_ uint32, e *index.Entry) { any = any || e.Pins() > 0 })
-	return any
 }
 
 // takeCheckpoint restores the entries and the state of the evict policy from a valid checkpoint, if there is one. It takes the
