@@ -15,19 +15,17 @@ type Compression struct {
 	Mode       string   `toml:"mode"`                 // CompressionOff, CompressionAuto or CompressionHuffman
 }
 
-func (c *Config) validateCompression(bad func(path, format string, args ...any)) {
+func (c *Config) validateCompression(bad func(wrong bool, path, format string, args ...any)) {
 	choices := byPath["store.compression"].Choices
 	for i, m := range c.Compressions {
 		at := "compression[" + strconv.Itoa(i) + "]"
-		if len(m.Namespaces) == 0 {
-			bad(at+".namespaces", "none: want patterns such as [\"meta-llama/*\"]; store.compression is for all others")
-		}
+		bad(len(m.Namespaces) == 0, at+".namespaces",
+			"none: want patterns such as [\"meta-llama/*\"]; store.compression is for all others")
 		if _, err := kv.ParsePatterns(m.Namespaces); err != nil {
-			bad(at+".namespaces", "%v", err)
+			bad(true, at+".namespaces", "%v", err)
 		}
-		if !slices.Contains(choices, m.Mode) {
-			bad(at+".mode", "%q, want one of %s%s", m.Mode, strings.Join(choices, ", "), Suggest(m.Mode, choices))
-		}
+		bad(!slices.Contains(choices, m.Mode), at+".mode",
+			"%q, want one of %s%s", m.Mode, strings.Join(choices, ", "), Suggest(m.Mode, choices))
 	}
 }
 

@@ -544,13 +544,21 @@ func TestPeers(t *testing.T) {
 		"peers.hosts:": {Hosts: "127.0.0.1"},
 	} {
 		var said []string
-		p.validate(func(path, _ string, _ ...any) { said = append(said, path) })
+		p.validate(func(wrong bool, path, _ string, _ ...any) {
+			if wrong {
+				said = append(said, path)
+			}
+		})
 		if got := strings.Join(said, " "); got != strings.TrimSuffix(want, ":") {
 			t.Errorf("%+v is refused by %q, want %q", p, got, want)
 		}
 	}
 	remote := Peers{Hosts: "192.0.2.1:9477", Listen: "0.0.0.0:9477", Cert: "c", Key: "k", CA: "a"}
-	remote.validate(func(path, format string, args ...any) { t.Errorf("%s: "+format, append([]any{path}, args...)...) })
+	remote.validate(func(wrong bool, path, format string, args ...any) {
+		if wrong {
+			t.Errorf("%s: "+format, append([]any{path}, args...)...)
+		}
+	})
 	if list := (&Peers{Hosts: " a:1, ,b:2,"}).List(); strings.Join(list, " ") != "a:1 b:2" {
 		t.Errorf("hosts %q, want a:1 and b:2", list)
 	}

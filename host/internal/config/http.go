@@ -7,17 +7,12 @@ import (
 	"strconv"
 )
 
-func (h *HTTP) validate(bad func(path, format string, args ...any)) {
+func (h *HTTP) validate(bad func(wrong bool, path, format string, args ...any)) {
 	remote, err := remoteAddress(h.Listen)
-	if err != nil {
-		bad("http.listen", "%q: %v", h.Listen, err)
-	}
-	if (h.TLSCert == "") != (h.TLSKey == "") {
-		bad("http.tls_cert", "a certificate needs http.tls_key, and the other way round")
-	}
-	if h.Profiles && remote && h.TokenFile == "" {
-		bad("http.profiles", "profiles show the host's memory: %s is not loopback, so they need http.token_file", h.Listen)
-	}
+	bad(err != nil, "http.listen", "%q: %v", h.Listen, err)
+	bad((h.TLSCert == "") != (h.TLSKey == ""), "http.tls_cert", "a certificate needs http.tls_key, and the other way round")
+	bad(h.Profiles && remote && h.TokenFile == "", "http.profiles",
+		"profiles show the host's memory: %s is not loopback, so they need http.token_file", h.Listen)
 }
 
 // remoteAddress reports whether other machines can reach an address. The address must name its interface: an empty one

@@ -129,31 +129,28 @@ type Expiry struct {
 	TTL   time.Duration `toml:"ttl"`
 }
 
-func (c *Config) validateLimits(bad func(path, format string, args ...any)) {
+func (c *Config) validateLimits(bad func(wrong bool, path, format string, args ...any)) {
 	for path, text := range map[string]string{"socket_users": c.SocketUsers, "socket_groups": c.SocketGroups} {
 		if _, err := IDs(text); err != nil {
-			bad(path, "%v: want numbers such as \"1001,1002\"", err)
+			bad(true, path, "%v: want numbers such as \"1001,1002\"", err)
 		}
 	}
 	for i, t := range c.Tenants {
 		at := "tenant[" + strconv.Itoa(i) + "]"
 		rules := t.UIDs != nil || t.Private || t.Sessions > 0
-		if t.Quota.zero() && !rules || t.Quota.Bytes < 0 {
-			bad(at+".quota", "tenants %s have none, nor another rule: want bytes, or a part of each root such as \"20%%\"", t.ID())
-		}
+		bad(t.Quota.zero() && !rules || t.Quota.Bytes < 0, at+".quota",
+			"tenants %s have none, nor another rule: want bytes, or a part of each root such as \"20%%\"", t.ID())
 		if j := slices.IndexFunc(c.Tenants[:i], func(o Tenant) bool {
 			return o.First <= t.First && t.Last <= o.Last && !o.Quota.zero() && !t.Quota.zero()
 		}); j >= 0 {
-			bad(at+".id", "%s has its quota from the entry of %s before it", t.ID(), c.Tenants[j].ID())
+			bad(true, at+".id", "%s has its quota from the entry of %s before it", t.ID(), c.Tenants[j].ID())
 		}
 	}
 	for i, e := range c.Expiries {
 		at := "expiry[" + strconv.Itoa(i) + "]"
 		if _, err := path.Match(e.Model, ""); err != nil || e.Model == "" {
-			bad(at+".model", "%q: want a pattern of model names such as \"meta-llama/*\"", e.Model)
+			bad(true, at+".model", "%q: want a pattern of model names such as \"meta-llama/*\"", e.Model)
 		}
-		if e.TTL <= 0 {
-			bad(at+".ttl", "%s: want a duration such as \"24h\"", e.TTL)
-		}
+		bad(e.TTL <= 0, at+".ttl", "%s: want a duration such as \"24h\"", e.TTL)
 	}
 }

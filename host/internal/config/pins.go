@@ -32,13 +32,13 @@ func (r *fileReader) pins(value any) {
 	}
 }
 
-func (c *Config) validatePins(bad func(path, format string, args ...any)) {
+func (c *Config) validatePins(bad func(wrong bool, path, format string, args ...any)) {
 	for _, name := range sorted(c.Session.Pins) {
 		extra, isExtra := strings.CutPrefix(name, "extra.")
 		if isExtra && extra != "" || slices.Contains(pinFields, name) || pinGroup.MatchString(name) {
 			continue
 		}
-		bad(pinsPath+"."+name, "a namespace has no field %q%s", name, Suggest(name, pinFields))
+		bad(true, pinsPath+"."+name, "a namespace has no field %q%s", name, Suggest(name, pinFields))
 	}
 }
 

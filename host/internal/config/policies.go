@@ -55,19 +55,15 @@ func (c *Config) EvictsByName(i int) bool {
 	return slices.ContainsFunc(c.Roots, func(r Root) bool { return r.Evict == label })
 }
 
-func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
+func (c *Config) validatePolicies(bad func(wrong bool, path, format string, args ...any)) {
 	rest := map[string]string{}
 	for i, p := range c.Policies {
 		at := "policy[" + strconv.Itoa(i) + "]"
-		if p.Module == "" {
-			bad(at+".module", "no module: want the path of a .wasm file, or the name of an embedded one")
-		}
-		if p.Name != "" && slices.Contains(c.labels(i), p.Name) {
-			bad(at+".name", "two policies are called %q", p.Name)
-		}
+		bad(p.Module == "", at+".module", "no module: want the path of a .wasm file, or the name of an embedded one")
+		bad(p.Name != "" && slices.Contains(c.labels(i), p.Name), at+".name", "two policies are called %q", p.Name)
 		for _, role := range p.Roles {
 			if _, err := abi.ParseRole(role); err != nil {
-				bad(at+".roles", "unknown role %q (evict, admit, place, layout)%s", role, Suggest(role, roleNames()))
+				bad(true, at+".roles", "unknown role %q (evict, admit, place, layout)%s", role, Suggest(role, roleNames()))
 				continue
 			}
 			if evict := role == abi.RoleEvict.String(); p.Shadow || evict && c.EvictsByName(i) || !evict &&
@@ -75,26 +71,22 @@ func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
 				continue
 			}
 			if other, ok := rest[role]; ok {
-				bad(at+".roles",
+				bad(true, at+".roles",
 					"role %s is taken by %s already; bind one of them (namespaces = [...], or evict = \"...\" of a root)",
 					role, other)
 			}
 			rest[role] = p.Module
 		}
 		for _, n := range p.Levels {
-			if n > maxLevel {
-				bad(at+".levels", "%d, want 0 (nearest) to %d", n, maxLevel)
-			}
+			bad(n > maxLevel, at+".levels", "%d, want 0 (nearest) to %d", n, maxLevel)
 		}
 		if _, err := kv.ParsePatterns(p.Namespaces); err != nil {
-			bad(at+".namespaces", "%v", err)
+			bad(true, at+".namespaces", "%v", err)
 		}
 		p.validateShadow(at, c.EvictsByName(i), bad)
 		p.validate(at, bad)
 		for _, grant := range p.Grants {
-			if !slices.Contains(grants, grant) {
-				bad(at+".grants", "unknown grant %q%s", grant, Suggest(grant, grants))
-			}
+			bad(!slices.Contains(grants, grant), at+".grants", "unknown grant %q%s", grant, Suggest(grant, grants))
 		}
 	}
 	for i, r := range c.Roots {
@@ -103,22 +95,22 @@ func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
 			for k := range c.Policies {
 				labels = append(labels, c.Label(k))
 			}
-			bad("root["+strconv.Itoa(i)+"].evict", "no policy is called %q%s", r.Evict, Suggest(r.Evict, labels))
+			bad(true, "root["+strconv.Itoa(i)+"].evict", "no policy is called %q%s", r.Evict, Suggest(r.Evict, labels))
 		}
 	}
 }
 
-func (p *Policy) validateShadow(at string, named bool, bad func(path, format string, args ...any)) {
+func (p *Policy) validateShadow(at string, named bool, bad func(wrong bool, path, format string, args ...any)) {
 	switch {
 	case p.Capacity < 0:
-		bad(at+".capacity", "%d is negative", p.Capacity)
+		bad(true, at+".capacity", "%d is negative", p.Capacity)
 	case p.Capacity != 0 && !p.Shadow:
-		bad(at+".capacity", "only a shadow has one (shadow = true)")
+		bad(true, at+".capacity", "only a shadow has one (shadow = true)")
 	case p.Shadow && named:
-		bad(at+".shadow", "a root names it to evict, and a shadow decides nothing")
+		bad(true, at+".shadow", "a root names it to evict, and a shadow decides nothing")
 	case p.Shadow && len(p.Namespaces) > 0:
-		bad(at+".namespaces", "a shadow sees all namespaces")
+		bad(true, at+".namespaces", "a shadow sees all namespaces")
 	case p.Shadow && slices.ContainsFunc(p.Roles, func(r string) bool { return r != abi.RoleEvict.String() }):
-		bad(at+".roles", "a shadow can only evict")
+		bad(true, at+".roles", "a shadow can only evict")
 	}
 }

@@ -45,32 +45,32 @@ func (p *Problem) Unwrap() error { return ErrValue }
 // Validate reports all errors. Single values were checked when they were set, so it checks how they fit together.
 func (c *Config) Validate() error {
 	var errs []error
-	bad := func(path, format string, args ...any) {
-		errs = append(errs, &Problem{Path: path, Text: fmt.Sprintf(format, args...)})
+	bad := func(wrong bool, path, format string, args ...any) {
+		if wrong {
+			errs = append(errs, &Problem{Path: path, Text: fmt.Sprintf(format, args...)})
+		}
 	}
 	switch {
 	case c.Socket == "":
-		bad("socket", "no path")
+		bad(true, "socket", "no path")
 	case len(c.Socket) > MaxSocketPath:
-		bad("socket", "%d bytes long, but the path of a Unix socket has at most %d", len(c.Socket), MaxSocketPath)
+		bad(true, "socket", "%d bytes long, but the path of a Unix socket has at most %d", len(c.Socket), MaxSocketPath)
 	}
 	c.HTTP.validate(bad)
 	if _, err := spans.Endpoint(c.OTLP.Endpoint); err != nil && c.OTLP.Endpoint != "" {
-		bad("otlp.endpoint", "%v", err)
+		bad(true, "otlp.endpoint", "%v", err)
 	}
-	if c.Engine.SlotBytes%4096 != 0 {
-		bad("engine.slot_bytes", "%d is not a multiple of 4KiB", c.Engine.SlotBytes)
-	}
+	bad(c.Engine.SlotBytes%4096 != 0, "engine.slot_bytes", "%d is not a multiple of 4KiB", c.Engine.SlotBytes)
 	if m := c.Engine.MaxStagingMemory; m != Auto && m < c.Engine.SlotBytes {
-		bad("engine.max_staging_memory", "%s is less than one slot (engine.slot_bytes %s)",
+		bad(true, "engine.max_staging_memory", "%s is less than one slot (engine.slot_bytes %s)",
 			FormatSize(c.Engine.MaxStagingMemory), FormatSize(c.Engine.SlotBytes))
 	}
 	c.validateRoots(bad)
 	if s := &c.Store; s.SharedLapse < 4*s.SharedPoll {
-		bad("store.shared_lapse", "%s, want at least four times shared_poll, %s", s.SharedLapse, 4*s.SharedPoll)
+		bad(true, "store.shared_lapse", "%s, want at least four times shared_poll, %s", s.SharedLapse, 4*s.SharedPoll)
 	}
 	if id := c.Store.HostID; strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") != "" || len(id) > 32 {
-		bad("store.host_id", "%q, want at most 32 of a-z and 0-9", id)
+		bad(true, "store.host_id", "%q, want at most 32 of a-z and 0-9", id)
 	}
 	c.Peers.validate(bad)
 	c.validateLimits(bad)
@@ -80,65 +80,45 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
-	if len(c.Roots) == 0 {
-		bad("root", "no roots: a host needs at least one directory")
-	}
+func (c *Config) validateRoots(bad func(wrong bool, path, format string, args ...any)) {
+	bad(len(c.Roots) == 0, "root", "no roots: a host needs at least one directory")
 	most := maxLevel
 	if c.Peers.On() {
 		most-- // for the level of other hosts, behind all others
 	}
 	if m := c.Store.Memory; m > 0 {
 		most-- // for the root in memory in front of all others
-		if m < smallestMemory {
-			bad("store.memory", "%s, want at least %s, or 0", FormatSize(m), FormatSize(smallestMemory))
-		}
-		if slices.ContainsFunc(c.Roots, Root.takesMemory) {
-			bad("store.memory", "%s, but a root is in memory already", FormatSize(m))
-		}
+		bad(m < smallestMemory, "store.memory", "%s, want at least %s, or 0", FormatSize(m), FormatSize(smallestMemory))
+		bad(slices.ContainsFunc(c.Roots, Root.takesMemory), "store.memory", "%s, but a root is in memory already", FormatSize(m))
 	}
 	for i, r := range c.Roots {
 		at := "root[" + strconv.Itoa(i) + "]"
-		if r.Path == "" {
-			bad(at+".path", "no path")
-		}
-		if !utf8.ValidString(r.Path) {
-			bad(at+".path", "%q is not UTF-8, as all names in answers are: give the directory another name, or a link with one", r.Path)
-		}
+		bad(r.Path == "", at+".path", "no path")
+		bad(!utf8.ValidString(r.Path), at+".path",
+			"%q is not UTF-8, as all names in answers are: give the directory another name, or a link with one", r.Path)
 		if name, _, found := strings.Cut(r.Path, ":"); found && r.Kind() == Directory && !strings.Contains(name, "/") {
-			bad(at+".path", "%q is no kind of root: want memory:, %sbucket/prefix or a directory, which may be written as ./%s", r.Path, s3fs.Scheme, r.Path)
+			bad(true, at+".path", "%q is no kind of root: want memory:, %sbucket/prefix or a directory, which may be written as ./%s", r.Path, s3fs.Scheme, r.Path)
 		}
-		if r.Path == "~" || strings.HasPrefix(r.Path, "~/") {
-			bad(at+".path", "%q: only a shell knows the directory ~; write it out, or write ./%s for a directory of that name", r.Path, r.Path)
-		}
-		if strings.HasPrefix(r.Path, "$") {
-			bad(at+".path", "%q: only a shell replaces the variable; write the directory out, or write ./%s for one of that name", r.Path, r.Path)
-		}
-		if r.Capacity < smallestRoot {
-			bad(at+".capacity", "%d bytes: a root needs at least %s, such as \"100GiB\" or \"80%%\" of its file system", r.Capacity,
-				FormatSize(smallestRoot))
-		}
-		if r.Level < 0 || r.Level > most {
-			bad(at+".level", "%d, want 0 (nearest) to %d", r.Level, most)
-		}
+		bad(r.Path == "~" || strings.HasPrefix(r.Path, "~/"), at+".path",
+			"%q: only a shell knows the directory ~; write it out, or write ./%s for a directory of that name", r.Path, r.Path)
+		bad(strings.HasPrefix(r.Path, "$"), at+".path",
+			"%q: only a shell replaces the variable; write the directory out, or write ./%s for one of that name", r.Path, r.Path)
+		bad(r.Capacity < smallestRoot, at+".capacity",
+			"%d bytes: a root needs at least %s, such as \"100GiB\" or \"80%%\" of its file system", r.Capacity, FormatSize(smallestRoot))
+		bad(r.Level < 0 || r.Level > most, at+".level", "%d, want 0 (nearest) to %d", r.Level, most)
 		if farther := func(o Root) bool { return o.Level > r.Level }; (r.Write == WriteThrough || r.Write == WriteHits) && !slices.ContainsFunc(c.Roots, farther) {
-			bad(at+".write", "%s, but no root has a higher level than %d", r.Write, r.Level)
+			bad(true, at+".write", "%s, but no root has a higher level than %d", r.Write, r.Level)
 		}
 		switch r.Route {
 		case RouteAuto, RouteStaged, "":
 		case RouteDirect:
-			if !c.MayUseCuFile() {
-				bad(at+".route", "%q, which gds.max_device_memory or gds.cuda forbids", r.Route)
-			}
+			bad(!c.MayUseCuFile(), at+".route", "%q, which gds.max_device_memory or gds.cuda forbids", r.Route)
 		default:
-			bad(at+".route", "%q, want one of %s, %s, %s", r.Route, RouteAuto, RouteDirect, RouteStaged)
+			bad(true, at+".route", "%q, want one of %s, %s, %s", r.Route, RouteAuto, RouteDirect, RouteStaged)
 		}
-		if r.MinFree.Bytes < 0 || r.MinFree.Part >= 1 {
-			bad(at+".min_free", "%s: want bytes, or a part of the file system below 100%%", r.MinFree)
-		}
-		if r.DailyWrites < 0 {
-			bad(at+".daily_writes", "%d: want bytes such as \"2TiB\", or 0 for no budget", r.DailyWrites)
-		}
+		bad(r.MinFree.Bytes < 0 || r.MinFree.Part >= 1, at+".min_free",
+			"%s: want bytes, or a part of the file system below 100%%", r.MinFree)
+		bad(r.DailyWrites < 0, at+".daily_writes", "%d: want bytes such as \"2TiB\", or 0 for no budget", r.DailyWrites)
 		if r.Kind() != Directory {
 			r.validateApart(at, bad)
 		}
@@ -147,17 +127,15 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 				key string
 				is  bool
 			}{{"endpoint", r.Endpoint != ""}, {"region", r.Region != ""}, {"path_style", r.PathStyle}, {"ca_file", r.CAFile != ""}} {
-				if set.is {
-					bad(at+"."+set.key, "%q is no root in a bucket, which has the path s3://bucket/prefix", r.Path)
-				}
+				bad(set.is, at+"."+set.key, "%q is no root in a bucket, which has the path s3://bucket/prefix", r.Path)
 			}
 		}
 		for _, o := range c.Roots[:i] {
 			switch in, below := r.within(o), o.within(r); {
 			case in && below:
-				bad(at+".path", "%q twice", r.Path)
+				bad(true, at+".path", "%q twice", r.Path)
 			case in || below:
-				bad(at+".path", "%q and %q: one root is inside of the other", o.Path, r.Path)
+				bad(true, at+".path", "%q and %q: one root is inside of the other", o.Path, r.Path)
 			}
 		}
 	}
@@ -182,27 +160,19 @@ const maxLevel = 7
 const smallestMemory = 1 << 20
 
 // validateApart refuses settings that have no meaning for a root without a directory.
-func (r Root) validateApart(at string, bad func(path, format string, args ...any)) {
+func (r Root) validateApart(at string, bad func(wrong bool, path, format string, args ...any)) {
 	k := r.Kind()
-	if r.Shared && k.TakesMemory() {
-		bad(at+".shared", "a root in %s is this host's alone", k)
-	}
-	if r.RequireMount {
-		bad(at+".require_mount", "a root in %s has no mount", k)
-	}
-	if r.Route == RouteDirect {
-		bad(at+".route", "%q: cuFile does not reach %s", r.Route, k)
-	}
-	if !r.MinFree.zero() {
-		bad(at+".min_free", "%s: a root in %s has no file system, so lower its capacity instead", r.MinFree, k)
-	}
+	bad(r.Shared && k.TakesMemory(), at+".shared", "a root in %s is this host's alone", k)
+	bad(r.RequireMount, at+".require_mount", "a root in %s has no mount", k)
+	bad(r.Route == RouteDirect, at+".route", "%q: cuFile does not reach %s", r.Route, k)
+	bad(!r.MinFree.zero(), at+".min_free", "%s: a root in %s has no file system, so lower its capacity instead", r.MinFree, k)
 	switch k {
 	case Memory:
 		r.validateMemory(at, bad)
 	case Bucket:
 		_, err := s3fs.Open(r.Bucket())
 		if key, ok := errors.AsType[*s3fs.ConfigError](err); ok {
-			bad(at+"."+key.Key, "%s", key.Text)
+			bad(true, at+"."+key.Key, "%s", key.Text)
 		}
 	}
 }
@@ -216,40 +186,34 @@ func (r Root) Bucket() s3fs.Config {
 }
 
 // validateMemory refuses settings that a root in memory cannot have, because it belongs to this process and ends with it.
-func (r Root) validateMemory(at string, bad func(path, format string, args ...any)) {
+func (r Root) validateMemory(at string, bad func(wrong bool, path, format string, args ...any)) {
 	name := strings.TrimPrefix(r.Path, MemoryPrefix)
-	if strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" || len(name) > 32 {
-		bad(at+".path", "%q: want memory: or memory:name, the name of at most 32 of a-z, 0-9, - and _", r.Path)
-	}
-	if r.Capacity > 0 && r.Capacity < smallestMemory {
-		bad(at+".capacity", "%s, want at least %s", FormatSize(r.Capacity), FormatSize(smallestMemory))
-	}
-	if r.DailyWrites > 0 {
-		bad(at+".daily_writes", "memory does not wear")
-	}
+	bad(strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" || len(name) > 32, at+".path",
+		"%q: want memory: or memory:name, the name of at most 32 of a-z, 0-9, - and _", r.Path)
+	bad(r.Capacity > 0 && r.Capacity < smallestMemory, at+".capacity",
+		"%s, want at least %s", FormatSize(r.Capacity), FormatSize(smallestMemory))
+	bad(r.DailyWrites > 0, at+".daily_writes", "memory does not wear")
 }
 
 const publicKeyBytes = 2 + 8 + 32 // algorithm, id, key
 
-func (p *Policy) validate(at string, bad func(path, format string, args ...any)) {
+func (p *Policy) validate(at string, bad func(wrong bool, path, format string, args ...any)) {
 	if p.SHA256 != "" {
 		if b, err := hex.DecodeString(p.SHA256); err != nil || len(b) != sha256.Size {
-			bad(at+".sha256", "%q is not a SHA-256 in hexadecimal", p.SHA256)
+			bad(true, at+".sha256", "%q is not a SHA-256 in hexadecimal", p.SHA256)
 		}
 	}
 	if p.PublicKey != "" {
 		block, _ := pem.Decode([]byte(p.PublicKey))
 		if b, err := base64.StdEncoding.DecodeString(p.PublicKey); block == nil && (err != nil || len(b) != publicKeyBytes) {
-			bad(at+".public_key", "%q is not a public key of minisign, nor of cosign: want the line of base64 of the former, not the "+
+			bad(true, at+".public_key", "%q is not a public key of minisign, nor of cosign: want the line of base64 of the former, not the "+
 				"comment nor a path, or the PEM of the latter", p.PublicKey)
 		}
 	}
 	if choices := []string{OnFaultBuiltin, OnFaultStop}; p.OnFault != "" && !slices.Contains(choices, p.OnFault) {
-		bad(at+".on_fault", "%q: want builtin or stop%s", p.OnFault, Suggest(p.OnFault, choices))
+		bad(true, at+".on_fault", "%q: want builtin or stop%s", p.OnFault, Suggest(p.OnFault, choices))
 	}
-	if p.MemoryPages > abi.MaxMemoryPages {
-		bad(at+".memory_pages", "%d, at most %d", p.MemoryPages, abi.MaxMemoryPages)
-	}
+	bad(p.MemoryPages > abi.MaxMemoryPages, at+".memory_pages", "%d, at most %d", p.MemoryPages, abi.MaxMemoryPages)
 }
 
 var grants = []string{abi.GrantClock, abi.GrantMetrics, abi.GrantRandom, abi.GrantWASIStub}
