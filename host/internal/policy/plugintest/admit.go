@@ -13,18 +13,18 @@ import (
 // instances.
 func (c *checker) admit() {
 	answers, err := c.admissions(0)
-	if err == nil {
-		var again []byte
-		if again, err = c.admissions(0); err == nil && !slices.Equal(answers, again) {
-			err = c.finding(abi.ExportAdmit, "another instance with the same seed and candidates answers otherwise",
-				"decide by candidates and Info.seed alone")
-		}
-	}
-	if err == nil {
-		var again []byte
-		if again, err = c.admissions(16); err == nil && !slices.Equal(answers, again) {
-			err = c.finding(abi.ExportAdmit, "with records 16 bytes longer it answers otherwise",
-				"step by the stride of the call, and read only what you know")
+	for _, again := range []struct {
+		longer  uint32
+		how, do string
+	}{
+		{0, "another instance with the same seed and candidates answers otherwise", "decide by candidates and Info.seed alone"},
+		{16, "with records 16 bytes longer it answers otherwise", "step by the stride of the call, and read only what you know"},
+	} {
+		var got []byte
+		if err == nil {
+			if got, err = c.admissions(again.longer); err == nil && !slices.Equal(answers, got) {
+				err = c.finding(abi.ExportAdmit, again.how, again.do)
+			}
 		}
 	}
 	c.r.add(err)
@@ -39,18 +39,12 @@ func (c *checker) admit() {
 }
 
 func (c *checker) admissions(longer uint32) ([]byte, error) {
-	p, err := c.probe(0, longer)
+	stride := abi.CandidateSize + longer
+	p, err := c.ready(longer, map[int]uint32{abi.BufferArgs: fullBatch * stride, abi.BufferResult: fullBatch})
 	if err != nil {
 		return nil, err
 	}
 	defer p.Close()
-	stride := abi.CandidateSize + longer
-	if err := c.room(p, map[int]uint32{abi.BufferArgs: fullBatch * stride, abi.BufferResult: fullBatch}); err != nil {
-		return nil, err
-	}
-	if err := c.announce(p); err != nil {
-		return nil, err
-	}
 	rng := rand.New(rand.NewPCG(c.o.Seed, 31))
 	var answers []byte
 	for round := range 400 {

@@ -123,6 +123,22 @@ func (c *checker) probe(slots, longer uint32) (*policy.Probe, error) {
 	return p, nil
 }
 
+// ready starts an instance of the role that is checked, with its buffers, and announces the namespaces.
+func (c *checker) ready(longer uint32, buffers map[int]uint32) (*policy.Probe, error) {
+	p, err := c.probe(0, longer)
+	if err != nil {
+		return nil, err
+	}
+	if err = c.room(p, buffers); err == nil {
+		err = c.announce(p)
+	}
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
 // room requests the buffers of a role.
 func (c *checker) room(p *policy.Probe, sizes map[int]uint32) error {
 	for kind, size := range sizes {

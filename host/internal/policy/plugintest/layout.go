@@ -97,21 +97,9 @@ func (c *checker) arrange(i int, g kv.Geometry, p, other, long *policy.Probe) er
 }
 
 func (c *checker) arranger(longer uint32) (*policy.Probe, error) {
-	p, err := c.probe(0, longer)
-	if err != nil {
-		return nil, err
-	}
-	err = c.room(p, map[int]uint32{
+	return c.ready(longer, map[int]uint32{
 		abi.BufferArgs: abi.LayoutHeaderSize + kv.MaxPlanes*(abi.PlaneSize+longer), abi.BufferResult: kv.MaxSegments * abi.SegmentSize,
 	})
-	if err == nil {
-		err = c.announce(p)
-	}
-	if err != nil {
-		p.Close()
-		return nil, err
-	}
-	return p, nil
 }
 
 func (c *checker) segments(p *policy.Probe, longer, group uint32, g kv.Geometry) ([]abi.Segment, bool, error) {

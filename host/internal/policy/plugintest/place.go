@@ -25,22 +25,15 @@ const (
 )
 
 func (c placeChecks) placer(longer uint32) (*placer, error) {
-	p, err := c.probe(0, longer)
-	if err != nil {
-		return nil, err
-	}
-	err = c.room(p, map[int]uint32{
+	p, err := c.ready(longer, map[int]uint32{
 		abi.BufferArgs: abi.PlaceQuerySize + longer, abi.BufferResult: placeRoom,
 		abi.BufferRoots: abi.RootsHeaderSize + 64*(abi.RootFactsSize+longer),
 	})
-	pl := &placer{c: c.checker, p: p, longer: longer}
-	if err == nil {
-		err = pl.roots(nil)
-	}
-	if err == nil {
-		err = c.announce(p)
-	}
 	if err != nil {
+		return nil, err
+	}
+	pl := &placer{c: c.checker, p: p, longer: longer}
+	if err := pl.roots(nil); err != nil {
 		p.Close()
 		return nil, err
 	}
