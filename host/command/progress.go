@@ -42,6 +42,13 @@ func newProgress(unit string, quiet bool) *progress {
 	return p
 }
 
+// Begin starts a count up to total.
+func (p *progress) Begin(total int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.started, p.drawn, p.done, p.total, p.note = p.now(), time.Time{}, 0, total, ""
+}
+
 // Step adds n to the count. A note that is not empty replaces the text next to the count.
 func (p *progress) Step(n int64, note string) {
 	if p.out == nil {

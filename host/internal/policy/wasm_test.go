@@ -154,7 +154,6 @@ func openCache(t testing.TB, dir string) *sandbox.Cache {
 	t.Helper()
 	c, err := sandbox.OpenCache(dir)
 	testenv.OK(t, err)
-	t.Cleanup(func() { c.Close(context.Background()) })
 	return c
 }
 
