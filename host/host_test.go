@@ -247,8 +247,7 @@ func TestPolicyMemoryIsShown(t *testing.T) {
 	metrics := get(t, h, "/metrics")
 	var shown float64
 	for line := range strings.Lines(metrics) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if strings.HasPrefix(name, "kvhost_policy_memory_bytes{") {
+		if _, value, found := strings.Cut(line, "} "); found && strings.HasPrefix(line, "kvhost_policy_memory_bytes{") {
 			var bytes float64
 			if _, err := fmt.Sscan(value, &bytes); err != nil {
 				t.Fatalf("metric %q: %v", line, err)

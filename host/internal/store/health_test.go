@@ -102,7 +102,7 @@ func TestHungRoot(t *testing.T) {
 		synctestRun(t, c.op, func(t *testing.T) {
 			f, faulty, dir := twoRoots(t, 200)
 			bad, good := f.spread(20)
-			faulty.Set(faultfs.MustRules(fmt.Sprintf("%s %s/**: hang", c.op, dir))...)
+			faulty.Set(faultfs.MustRules(c.op + " **/bad/**: hang")...)
 			f.limitIO(1, shortIO)
 			if err := c.use(f, bad[0]); !errors.Is(err, staging.ErrHung) {
 				t.Fatalf("the error is %v", err)
@@ -228,9 +228,9 @@ func testLoneRootHangs(t *testing.T) {
 func TestRootFails(t *testing.T) { synctest.Test(t, testRootFails) }
 
 func testRootFails(t *testing.T) {
-	f, faulty, dir := twoRoots(t, 200)
+	f, faulty, _ := twoRoots(t, 200)
 	bad, good := f.spread(40)
-	faulty.Set(faultfs.MustRules(fmt.Sprintf("any %s/**: eio", dir))...)
+	faulty.Set(faultfs.MustRules("any **/bad/**: eio")...)
 	for _, n := range bad {
 		if err := f.openOne(n); err == nil {
 			t.Errorf("key %d opens", n)
@@ -263,10 +263,9 @@ func testRootFails(t *testing.T) {
 func TestRootTurnsReadOnly(t *testing.T) { synctest.Test(t, testRootTurnsReadOnly) }
 
 func testRootTurnsReadOnly(t *testing.T) {
-	f, faulty, dir := twoRoots(t, 200)
+	f, faulty, _ := twoRoots(t, 200)
 	bad, _ := f.spread(20)
-	faulty.Set(faultfs.MustRules(fmt.Sprintf("open %s/**.tmp: erofs\nwrite,publish,rename,remove,mkdir %s/**: erofs", dir,
-		dir))...)
+	faulty.Set(faultfs.MustRules("open **/bad/**.tmp: erofs\nwrite,publish,rename,remove,mkdir **/bad/**: erofs")...)
 	if err := f.putsUntilError(100); !errors.Is(err, unix.EROFS) {
 		t.Fatal(err)
 	}

@@ -133,9 +133,9 @@ func TestQuotas(t *testing.T) {
 
 // TestFullRootOfTwo: stores go to the root that has room.
 func TestFullRootOfTwo(t *testing.T) {
-	f, faulty, dir := twoRoots(t, 200, func(c *Config) { c.UpkeepEvery, c.Now = time.Second, time.Now })
+	f, faulty, _ := twoRoots(t, 200, func(c *Config) { c.UpkeepEvery, c.Now = time.Second, time.Now })
 	bad, _ := f.spread(20)
-	faulty.Set(faultfs.MustRules("write " + dir + "/**.tmp: enospc")...)
+	faulty.Set(faultfs.MustRules("write **/bad/**.tmp: enospc")...)
 	if err := f.putsUntilError(100); !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
 	}

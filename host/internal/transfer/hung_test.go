@@ -36,7 +36,7 @@ func closeDuringHungRead(t *testing.T) {
 	testenv.OK(t, err)
 	queue, err := engine.Queue("host")
 	testenv.OK(t, err)
-	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(0) + ": hang")...)
+	b.fs.Set(faultfs.MustRules("read **/" + filepath.Base(b.pieceOf(0)) + ": hang")...)
 	defer b.fs.Release()
 	l := b.lease(0)
 	defer l.Release()
@@ -82,7 +82,7 @@ func TestHungRootLeavesWorkers(t *testing.T) {
 	if len(hung) < 5 || len(well) < 5 {
 		t.Fatalf("%d and %d chunks in the two roots", len(hung), len(well))
 	}
-	b.fs.Set(faultfs.MustRules("read " + b.root + "/**.kv: hang")...)
+	b.fs.Set(faultfs.MustRules("read **/" + filepath.Base(b.root) + "/**.kv: hang")...)
 	b.poison()
 	stuck := make(chan transfer.Outcome, 1)
 	b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: hung,
@@ -111,7 +111,7 @@ func TestCloseBlamesNoPiece(t *testing.T) {
 	defer l.Release()
 	var rules []faultfs.Rule
 	for i := range 4 { // as many as there are slots
-		rules = append(rules, faultfs.MustRules("read "+b.pieceOf(i)+": hang")...)
+		rules = append(rules, faultfs.MustRules("read **/"+filepath.Base(b.pieceOf(i))+": hang")...)
 	}
 	b.fs.Set(rules...)
 	other, err := b.engine.Queue("other")
@@ -155,7 +155,7 @@ func cancelNeedsNoDisk(t *testing.T, by *transfer.Layers) {
 	geo := kv.Uniform(2, 4, 1, 70000)
 	b := newBench(t, geo, 6)
 	b.storeChunks(3)
-	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(1) + ": hang")...)
+	b.fs.Set(faultfs.MustRules("read **/" + filepath.Base(b.pieceOf(1)) + ": hang")...)
 	l := b.lease(0, 1, 2)
 	defer l.Release()
 	loads := b.spread(3)
