@@ -120,7 +120,8 @@ func (r freeSpace) refresh() {
 	}
 }
 
-// measure measures the free space.
+// measure measures the free space. Files that are unlinked or written during the measurement may count twice until the next one, so
+// the floor can be short by their bytes for that time.
 func (r freeSpace) measure() {
 	space, err := r.FS.Statfs(r.Path)
 	if err != nil {
