@@ -208,8 +208,8 @@ func TestPolicyStepOfExamples(t *testing.T) {
 	spill := policytest.Example(t, "spill") + ":room_percent=100"
 	got := want(t, dir, exitOK, "", "policy", "step", "--trace", "t.jsonl", "--level", "0=3,1=2", "--cost", "0=5,1=1", spill)
 	for _, line := range []string{
-		"#2 request 1 at 0s: new, chunk 6, depth 1, request 1: root 0 is 0 % full, root 1 is 0 % full, to root 0, path r0/",
-		"#3 request 2 at 2s: new, chunk 7, depth 1, request 2: root 0 is 67 % full, root 1 is 0 % full, to root 1, path r0/",
+		"#2 request 1 at 13.421772ms: new, chunk 6, depth 1, request 1: root 0 is 0 % full, root 1 is 0 % full, to root 0, path r0/",
+		"#3 request 2 at 2.013421772s: new, chunk 7, depth 1, request 2: root 0 is 67 % full, root 1 is 0 % full, to root 1, path r0/",
 	} {
 		if !strings.Contains(got, line) || strings.Contains(got, "#4 ") {
 			t.Errorf("spill: want three decisions and %q, got\n%s", line, got)

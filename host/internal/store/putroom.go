@@ -190,6 +190,7 @@ func (l *level) candidate(p *Put) abi.Candidate {
 
 // insert creates the entry in the nearest level that takes it.
 func (s *Store) insert(ctx context.Context, p *Put) error {
+	refreshFacts(s)
 	p.ask()
 	var err error
 	levels := p.levels(s)
@@ -259,7 +260,6 @@ func (l *level) insert(ctx context.Context, p *Put, now bool) error {
 // enter chooses the root for a new entry and takes its turn. If the root is taken out of service during the wait, enter chooses
 // again.
 func (l *level) enter(ctx context.Context, p *Put) (*root, error) {
-	refreshFacts(l.store)
 	for {
 		r, err := l.choose(p.answer.root)
 		if err != nil {
