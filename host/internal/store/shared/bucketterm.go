@@ -52,7 +52,7 @@ func (b *bucket) begin() {
 	b.cleaned, b.ticket = false, m.Ticket()
 	t := m.term
 	for name, g := range b.evictor.Grants {
-		*t.account(name) = account{granted: g.Granted, end: g.End, gone: g.End > 0, sealed: g.End > 0}
+		*t.account(name) = account{granted: g.Granted, end: g.End, gone: g.End > 0, sealed: g.End > 0, inherited: g.End > 0}
 	}
 	for n, o := range b.evictor.Batches {
 		p := &proposal{forget: o.Forget, written: true, judged: o.Decided, decided: o.Decided, all: o.All, spared: map[int]bool{}}

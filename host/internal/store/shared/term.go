@@ -18,6 +18,7 @@ type term struct {
 	knows    bool          // set once everything that was stored before the term began is counted
 	until    time.Duration // no other host can be the evictor before
 	outside  int64
+	room     int64 // free bytes when the term knew all entries: more than that, no inherited account has left; -1 before
 
 	counted          bool
 	removed, givenUp uint64
@@ -36,8 +37,9 @@ type account struct {
 	grantedAt uint64 // the member's heartbeat when it last got a grant
 
 	// of a bucket
-	end   uint64        // number after the last log object with records, once the member is gone; else 0
-	since time.Duration // when end was seen first
+	inherited bool          // set if it was gone before the term began, so that its totals may be unknown
+	end       uint64        // number after the last log object with records, once the member is gone; else 0
+	since     time.Duration // when end was seen first
 }
 
 // proposal is a batch: victims, or a member to forget.
@@ -62,7 +64,7 @@ func (b *proposal) decision() decision { return decision{slices.Sorted(maps.Keys
 func (m *Member) begin(number uint64) {
 	m.log.Info("elected evictor of the shared root", "term", number)
 	m.term = &term{
-		m: m, number: number, seq: number << 32, accounts: map[string]*account{}, batches: map[uint64]*proposal{},
+		m: m, number: number, seq: number << 32, room: -1, accounts: map[string]*account{}, batches: map[uint64]*proposal{},
 	}
 	m.view.number, m.view.owner, m.seenAt = number, m.name, m.lastStep
 	m.Wake()
@@ -285,7 +287,7 @@ func (t *term) balance() error {
 	t.outside = 0
 	var live []string
 	short := map[string]int64{} // 0 until the member has seen its latest grant
-	unknown := false
+	unknown, inherited := false, int64(0)
 	for name, a := range t.accounts {
 		p := m.peer(name)
 		if !a.swept {
@@ -294,7 +296,11 @@ func (t *term) balance() error {
 			if name == m.name {
 				published = m.published
 			}
-			t.outside += max(0, a.granted-p.Returned-published)
+			if left := max(0, a.granted-p.Returned-published); a.inherited {
+				inherited += left
+			} else {
+				t.outside += left
+			}
 		}
 		if !a.gone {
 			t.outside += p.Held
@@ -305,11 +311,18 @@ func (t *term) balance() error {
 		}
 	}
 	if unknown || !t.knows || !m.active() {
+		t.outside += inherited
 		return nil
 	}
+	// The log of a member that was gone before this host joined is not read, so its outstanding credit looks like all that it was ever
+	// granted. With the pieces, it was at most the capacity: without this bound, all pieces would go until the next audit.
+	used := m.back.Used()
+	if t.room < 0 {
+		t.room = max(0, m.cfg.Capacity-used)
+	}
+	t.outside += min(inherited, t.room)
 	// The smallest wishes are served first; the rest is shared among the larger ones.
 	slices.SortFunc(live, func(a, b string) int { return cmp.Or(cmp.Compare(short[a], short[b]), cmp.Compare(a, b)) })
-	used := m.back.Used()
 	room, unmet := m.cfg.Capacity-used-t.outside, int64(0)
 	for i, name := range live {
 		give := min(short[name], max(0, room)/int64(len(live)-i))
