@@ -123,8 +123,7 @@ func TestMessagesTakeTheirSize(t *testing.T) {
 	}
 }
 
-// TestKnocks: connections that do not show who they are end, and are few until then; a peer's is taken.
-// TestFramesOfNothing: frames of no call, and connections, are charged to who sends them before gRPC sees them, and to nobody else.
+// TestFramesOfNothing: frames of no call, and connections, are charged to their sender before gRPC sees them, and to no other caller.
 func TestFramesOfNothing(t *testing.T) {
 	for what, attack := range map[string]func(*testing.T, string) bool{
 		"settings": func(t *testing.T, to string) bool {
@@ -176,6 +175,7 @@ func (e *effort) ahead(who caller) time.Duration {
 	return 0
 }
 
+// TestKnocks: connections that do not show who they are end, and are few until then; a peer's is taken.
 func TestKnocks(t *testing.T) {
 	l := newLenderWith(t, Config{Hosts: []string{"127.0.0.2:1"}})
 	testenv.Until(t, "the configuration's address", func() bool { return l.owner.addresses.Load() != nil && (*l.owner.addresses.Load())["127.0.0.2"] })

@@ -23,6 +23,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/plugins/blockmajor"
 	"github.com/kvhost/kvhost/plugins/dist"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/kvhost/kvhost/plugins/lru"
@@ -201,25 +202,13 @@ func lines(t *testing.T, name string) int {
 	return strings.Count(string(b), "\n")
 }
 
-// blockMajor lays out each block's pages one after the other.
-type blockMajor struct{}
-
-func (blockMajor) Layout(h abi.LayoutHeader, planes []abi.Plane, dst []abi.Segment) []abi.Segment {
-	for b := range h.Blocks {
-		for i, p := range planes {
-			dst = append(dst, abi.Segment{Plane: uint32(i), Block: b, Blocks: 1, PageLen: p.PageBytes})
-		}
-	}
-	return dst
-}
-
 // TestSwapWhilePut has a piece in flight, and a rank still to come, when its names and layout are replaced.
 func TestSwapWhilePut(t *testing.T) {
 	f := newFixture(t, 6, 2)
 	first, err := f.store.Put(t.Context(), f.request(1, 1, 0))
 	must(t, err)
-	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) {
-		return blockMajor{}, nil
+	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(i guest.Info) (any, error) {
+		return blockmajor.New(i)
 	})
 	plan := f.space.Plan(0)
 	for role, u := range map[abi.Role]*policy.Handle{

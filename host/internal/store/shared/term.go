@@ -18,7 +18,7 @@ type term struct {
 	knows    bool          // set once everything that was stored before the term began is counted
 	until    time.Duration // no other host can be the evictor before
 	outside  int64
-	room     int64 // free bytes when the term knew all entries: more than that, no inherited account has left; -1 before
+	room     int64 // free bytes at the time when the term knew all entries, which bound the credit of inherited accounts; -1 before
 
 	counted          bool
 	removed, givenUp uint64

@@ -14,6 +14,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/plugins/blockmajor"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/kvhost/kvhost/plugins/fifo"
 	"github.com/kvhost/kvhost/plugins/lru"
@@ -42,7 +43,7 @@ func (s *policySet) role(role abi.Role, name, label string) (*policy.Handle, err
 	case abi.RoleLayout:
 		m = policy.Builtin(role)
 		if name == "blocks" {
-			m = native(name, role, func(guest.Info) (any, error) { return blockMajor{}, nil })
+			m = native(name, role, func(i guest.Info) (any, error) { return blockmajor.New(i) })
 		}
 	case abi.RoleAdmit:
 		part := uint64(0)
@@ -225,16 +226,4 @@ func (a admitter) Admit(batch []abi.Candidate, dst []bool) {
 	for i := range batch {
 		dst[i] = batch[i].Key%5 >= a.part
 	}
-}
-
-// blockMajor lays out each block's pages one after the other.
-type blockMajor struct{}
-
-func (blockMajor) Layout(h abi.LayoutHeader, planes []abi.Plane, dst []abi.Segment) []abi.Segment {
-	for b := range h.Blocks {
-		for i, p := range planes {
-			dst = append(dst, abi.Segment{Plane: uint32(i), Block: b, Blocks: 1, PageLen: p.PageBytes})
-		}
-	}
-	return dst
 }
