@@ -54,7 +54,7 @@ class Part:
 class Batch:
     """The loads that SGLang starts by one call. Its forward waits layer by layer."""
 
-    def __init__(self, counter: Any, rids: Sequence[str], ready: Any) -> None:
+    def __init__(self, counter: Any, rids: Sequence[str], ready: Sequence[Any]) -> None:
         self.rids, self.device_ready = rids, ready
         self.parts: list[Part] = []
         self.layers: int = counter.num_layers

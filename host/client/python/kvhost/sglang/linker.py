@@ -16,7 +16,6 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 from sglang.srt.runtime_context import get_model, get_parallel, get_serving
-from sglang.srt.utils.common import get_device_module
 
 from kvhost.background import Background
 from kvhost.content import Changing
@@ -293,9 +292,7 @@ class KvhostLinker(UnifiedCacheLinker):
         if not self._queued:
             return -1
         queued, self._queued = self._queued, {}
-        ready = get_device_module().Event()
-        ready.record()
-        batch = Batch(self.layer_done_counter, [*queued], ready)
+        batch = Batch(self.layer_done_counter, [*queued], self.record_offload_ready())
         self._batches[batch.index] = batch
         self._loading.put(lambda: self._load_batch(batch, [*queued.values()]))
         return batch.index
@@ -304,7 +301,8 @@ class KvhostLinker(UnifiedCacheLinker):
         """Loads a batch. Runs on the loading thread."""
         session, due = queued[0][0].session, time.monotonic() + self._options.load_timeout
         try:
-            batch.device_ready.synchronize()  # earlier work of the device may still use the pages
+            for event in batch.device_ready:  # a forward under way may still write to pages of requests that have ended
+                event.synchronize()
             for found, chosen in queued:
                 for t, pages in chosen:
                     pool = self._pools[t.name.value]

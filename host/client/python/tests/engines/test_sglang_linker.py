@@ -27,6 +27,7 @@ from processes import DEADLINE, Host, own_host, wait_for
 
 needs("sglang")
 
+from sglang.srt.mem_cache.unified_cache import unified_cache_linker  # noqa: E402
 from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
 from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
 from sglang.srt.runtime_context import get_context  # noqa: E402
@@ -37,6 +38,7 @@ from test_sglang import Server  # noqa: E402
 from kvhost import pulse  # noqa: E402
 from kvhost.keys import KeyChain  # noqa: E402
 from kvhost.sglang import linker, plugin  # noqa: E402
+from kvhost.sglang.batches import Part  # noqa: E402
 
 plugin.register()  # as SGLang's load_plugins does
 HookRegistry.apply_hooks()
@@ -288,6 +290,31 @@ def test_a_host_that_is_away_at_the_start_is_found_later(host: Host, ranks: Any)
     rank.serve(tokens)
     rank.forget()
     assert rank.serve([*tokens, 1]).loaded == 96
+
+
+def test_a_load_waits_for_the_forward_under_way(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may go to pages of a request that has ended, and to which that forward still writes one more token."""
+    rank, tokens, order = ranks(), prompt(200), []
+
+    class Event:
+        def record(self, stream: Any = "scheduler") -> None:
+            self._stream = stream
+
+        def synchronize(self) -> None:
+            order.append(self._stream)
+
+    def begin(part: Part, session: Any, real: Any = Part.begin) -> None:
+        order.append("load")
+        real(part, session)
+
+    rank.serve(tokens)
+    rank.forget()
+    monkeypatch.setattr(unified_cache_linker, "device_module", SimpleNamespace(Event=Event))
+    monkeypatch.setattr(Part, "begin", begin)
+    rank.linker.forward_stream = "forward"
+    served = rank.serve([*tokens, 1])
+    assert (served.loaded, served.wrong) == (192, [])
+    assert order[:3] == ["scheduler", "forward", "load"], "want the load to begin after both streams' work"
 
 
 @KINDS
