@@ -4,12 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	wire "encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +23,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	protobuf "google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -138,22 +141,33 @@ var attacks = map[string]func(a *attack) error{
 	},
 	"knocks": func(a *attack) error {
 		a.busily(func(int) {
-			if c, err := peerdouble.DialFrom(a.From, a.To); err == nil {
+			if c, err := a.dial(); err == nil {
 				_ = c.Close()
 			}
 		})
 		return nil
 	},
 	"nonsense": func(a *attack) error {
-		message := append([]byte{0, 0, 0, 120, 0}, bytes.Repeat([]byte{0xff}, 30<<10)...)
-		return a.frames(func(m *peerdouble.Mute) bool {
-			return m.Call(proto.PeerService_Lease_FullMethodName, message, 15<<10)
-		})
+		return a.messages(bytes.Repeat([]byte{0xff}, 30<<10))
+	},
+	"elements": func(a *attack) error { // many small ones, and then the message breaks off
+		store, err := protobuf.Marshal(&proto.Store{Chunks: slices.Repeat([]*proto.StoreChunk{{}}, 15<<10)})
+		if err != nil {
+			return err
+		}
+		m, err := protobuf.Marshal(&proto.SessionRequest{Body: &proto.SessionRequest_Store{Store: &proto.Store{}}})
+		if err != nil {
+			return err
+		}
+		m = wire.AppendUvarint(m[:len(m)-1], uint64(len(store)))
+		return a.messages(append(append(m, store...), 0xff))
+	},
+	"sessions": func(a *attack) error { // begun with a message that is no HELLO
+		ping := peerdouble.Framed(&proto.SessionRequest{Body: &proto.SessionRequest_Ping{Ping: &proto.Ping{}}})
+		return a.messages(ping[5:])
 	},
 	"resets": func(a *attack) error {
-		return a.frames(func(m *peerdouble.Mute) bool {
-			return m.Call(proto.PeerService_Residents_FullMethodName, nil, 1) && m.Reset()
-		})
+		return a.frames(func(m *peerdouble.Mute) bool { return m.Call(a.method(), nil, 1) && m.Reset() })
 	},
 	"settings": func(a *attack) error {
 		return a.frames(func(m *peerdouble.Mute) bool { return m.WriteSettings() == nil })
@@ -168,7 +182,7 @@ func (a *attack) frames(send func(*peerdouble.Mute) bool) error {
 	for range 8 {
 		a.work.Go(func() {
 			for a.ctx.Err() == nil {
-				c, err := peerdouble.DialFrom(a.From, a.To)
+				c, err := a.dial()
 				if err != nil {
 					return
 				}
@@ -184,6 +198,30 @@ func (a *attack) frames(send func(*peerdouble.Mute) bool) error {
 		})
 	}
 	return nil
+}
+
+// messages begins calls with a message again and again.
+func (a *attack) messages(m []byte) error {
+	m = append(wire.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...)
+	return a.frames(func(to *peerdouble.Mute) bool { return to.Call(a.method(), m, 15<<10) })
+}
+
+// method is one that reads a message.
+func (a *attack) method() string {
+	if a.socket() {
+		return proto.EngineService_Session_FullMethodName
+	}
+	return proto.PeerService_Lease_FullMethodName
+}
+
+// socket reports whether it attacks the socket of sessions.
+func (a *attack) socket() bool { return filepath.IsAbs(a.To) }
+
+func (a *attack) dial() (net.Conn, error) {
+	if a.socket() {
+		return net.Dial("unix", a.To)
+	}
+	return peerdouble.DialFrom(a.From, a.To)
 }
 
 // buffered is a connection with a buffer for what is written.

@@ -36,6 +36,7 @@ func besideKey(n int) kv.Key { return kv.Key{byte(n), byte(n >> 8), 1} }
 type beside struct {
 	*testing.T
 	to      string // the peers' port
+	socket  string
 	pid     int
 	space   kv.Digest
 	session *hosttest.Client
@@ -57,7 +58,8 @@ func newBeside(t *testing.T) *beside {
 		"[[root]]\npath = \"kv\"\ncapacity = %d\n[peers]\nlisten = %q\nbandwidth = \"32MiB\"\n", besideMemory, anyPort, besideRoom*n, b.to))
 	cmd, _, _ := startHost(t, dir, "--config", conf, "--log-format", "json")
 	b.pid = cmd.Process.Pid
-	hello := hosttest.Hello(filepath.Join(dir, "s"), kv.Uniform(1, 1, 1, besidePage))
+	b.socket = filepath.Join(dir, "s")
+	hello := hosttest.Hello(b.socket, kv.Uniform(1, 1, 1, besidePage))
 	b.space = hello.Namespace.Digest()
 	b.session = hosttest.Dial(t, hello, 2, 0, 0)
 	b.peer, err = callerFrom("127.0.0.2", b.to)
@@ -146,13 +148,17 @@ func (b *beside) goes(rounds int, c *counts) {
 func TestBesideAnAttacker(t *testing.T) {
 	kinds := []string{"connections", "streams", "half messages", "buffers", "leases", "keys", "entries", "turns", "questions", "questions of a crowd", "calls", "lists", "nonsense", "settings"}
 	if *besideRounds > 0 {
-		kinds = append(kinds, "bytes", "numbers", "knocks", "resets", "windows")
+		kinds = append(kinds, "bytes", "numbers", "knocks", "resets", "windows", "socket/settings", "socket/windows", "socket/resets", "socket/nonsense", "socket/elements", "socket/sessions", "socket/knocks")
 	}
-	for _, what := range kinds {
-		t.Run(what, func(t *testing.T) {
+	for _, kind := range kinds {
+		t.Run(kind, func(t *testing.T) {
 			b := newBeside(t)
+			what, socket := strings.CutPrefix(kind, "socket/")
 			attacker := func(to *beside) func() {
 				a := &attack{What: what, From: "127.0.0.3", To: to.to, Namespace: to.space, Bytes: to.bytes}
+				if socket {
+					a.To = to.socket
+				}
 				for n := range besideHere {
 					a.Keys = append(a.Keys, besideKey(n))
 				}

@@ -403,50 +403,6 @@ func TestTurnsRest(t *testing.T) {
 	})
 }
 
-// TestEffort: what a caller sends takes its part of the processors, however many connections it has; callers of no configuration have twice as
-// much together, however many they are, and each of them has a turn.
-func TestEffort(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := effort{part: 0.125, of: map[caller]*spent{}}
-		const took = 100 * time.Microsecond
-		ctx, stop := context.WithTimeout(t.Context(), time.Second)
-		defer stop()
-		var lines sync.WaitGroup
-		var sent [3]atomic.Int64 // of a peer, of one stranger, of 16 others
-		for n := range 90 {
-			who, of := caller{"peer", true}, 0
-			switch {
-			case n >= 8 && n < 10:
-				who, of = caller{"stranger", false}, 1
-			case n >= 10:
-				who, of = caller{fmt.Sprint(n % 16), false}, 2
-			}
-			lines.Go(func() {
-				for ctx.Err() == nil {
-					e.spend(ctx, who, took)
-					sent[of].Add(1)
-				}
-			})
-		}
-		lines.Wait()
-		if p, s, o := sent[0].Load(), sent[1].Load(), sent[2].Load(); p < 1250 || p > 1275 || s < 140 || s > 170 || s+o < 2500 || s+o > 2650 {
-			t.Errorf("%d of a peer, %d of a stranger and %d of 16 others, want 1250, 147 and 2353", p, s, o)
-		}
-		time.Sleep(10 * time.Second)
-		since := time.Now()
-		for range 6 {
-			e.spend(t.Context(), caller{"stranger", false}, took)
-		}
-		if d := time.Since(since); d != 0 {
-			t.Errorf("a few calls have waited %s, want that they do not", d)
-		}
-		e.tidy(since.Add(time.Minute))
-		if len(e.of) != 0 {
-			t.Errorf("%d callers are known after all is made up for, want none", len(e.of))
-		}
-	})
-}
-
 // TestTurnsOfACrowd: callers that are not of the configuration have as much together however many they are, and one that is of it as much as alone.
 func TestTurnsOfACrowd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

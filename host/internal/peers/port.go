@@ -34,6 +34,7 @@ const (
 	mostKnocks      = 64 // connections before the end of their handshake
 	handshakeTime   = 5 * time.Second
 	handshakeEffort = 300 * time.Microsecond // estimate for a connection's begin
+	byteEffort      = 2 * time.Nanosecond    // estimate for a byte of a message; keys and numbers are cheap to decode
 )
 
 // Memory returns the maximum number of bytes that callers may make this host hold, for a memory limit of the process.
@@ -96,7 +97,7 @@ type atDoor struct {
 
 // ServerHandshake implements [credentials.TransportCredentials].
 func (d atDoor) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	d.lending.effort.spend(d.lending.owner.run, d.lending.owner.callerAt(raw.RemoteAddr(), nil), handshakeEffort)
+	d.lending.effort.Spend(d.lending.owner.run, d.lending.owner.callerAt(raw.RemoteAddr(), nil).sender(), handshakeEffort)
 	c, info, err := d.TransportCredentials.ServerHandshake(raw)
 	if k, ok := raw.(*knock); ok {
 		k.over()
@@ -139,7 +140,7 @@ func (l *lending) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error
 		l.owner.cfg.Log.Warn("a connection of a peer is closed: it takes more than its share", "peer", who.id, "error", err)
 	}
 	x := &line{arrivals.New(c, holder, callBytes, refused), info, who, sync.OnceFunc(func() { holder.LineOver(lineBytes); give() })}
-	x.Pace(func(took time.Duration) { l.effort.spend(l.owner.run, l.owner.callerOn(x, c.RemoteAddr()), took) })
+	x.Pace(l.effort, byteEffort, func() arrivals.Sender { return l.owner.callerOn(x, c.RemoteAddr()).sender() })
 	return x, nil
 }
 

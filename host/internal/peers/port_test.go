@@ -143,11 +143,16 @@ func TestFramesOfNothing(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			l := newLender(t)
+			over, stop := context.WithCancel(t.Context())
+			stop()
+			ahead := func(address string) time.Duration {
+				return l.lending.effort.Spend(over, caller{address, false}.sender(), 0)
+			}
 			testenv.Until(t, "an attacker that waits", func() bool {
 				attack(t, l.owner.Addr())
-				return l.lending.effort.ahead(caller{"127.0.0.3", false}) > effortSlack
+				return ahead("127.0.0.3") > 5*time.Millisecond
 			})
-			if n := l.lending.effort.ahead(caller{"127.0.0.2", false}); n != 0 {
+			if n := ahead("127.0.0.2"); n != 0 {
 				t.Errorf("another caller is ahead by %s, want by nothing", n)
 			}
 		})
@@ -163,16 +168,6 @@ func endless(m *peerdouble.Mute, send func(*peerdouble.Mute) bool) bool {
 		}
 	}
 	return true
-}
-
-// ahead is how long a caller has to wait until it has made up for what it has used.
-func (e *effort) ahead(who caller) time.Duration {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if x := e.of[who]; x != nil {
-		return max(0, time.Until(x.until))
-	}
-	return 0
 }
 
 // TestKnocks: connections that do not show who they are end, and are few until then; a peer's is taken.

@@ -49,7 +49,7 @@ type lending struct {
 	owner  *Peers
 	grpc   *grpc.Server
 	pace   pace
-	effort effort      // limits the processors' time that arrivals take
+	effort *arrivals.Effort
 	asks   turns       // limits lease requests: those of one caller occupy at most half of the processors
 	crowd  turns       // the same for all callers together that are not configured
 	free   chan []byte // buffers for a part and a page; an element is nil until its first use
@@ -76,7 +76,7 @@ type lent struct {
 
 func newLending(p *Peers) *lending {
 	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers),
-		pace: pace{rate: float64(p.cfg.Bandwidth)}, effort: newEffort(), asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
+		pace: pace{rate: float64(p.cfg.Bandwidth)}, effort: arrivals.NewEffort(), asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
 	l.crowd.most = max(2, l.asks.most) // with two, a question that hangs delays no other caller
 	l.crowd.rest = time.Duration(askRest * l.crowd.most / max(1, l.asks.most))
 	for range buffers {
@@ -125,7 +125,6 @@ func (l *lending) endLeases() {
 		select {
 		case now := <-tick.C:
 			l.shelf.end(now)
-			l.effort.tidy(now)
 			l.end(func(x *lent) bool { return now.After(x.ends) })
 		case <-l.owner.run.Done():
 			return

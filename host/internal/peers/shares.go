@@ -73,6 +73,14 @@ type caller struct {
 	known bool // true for a configured host
 }
 
+// sender returns the caller as the sender of what arrives. Callers that are not configured are a crowd.
+func (c caller) sender() arrivals.Sender {
+	if c.known {
+		return arrivals.Sender{ID: c.id}
+	}
+	return arrivals.Sender{ID: c.id, Crowd: "strangers"}
+}
+
 // take charges a caller for n of a resource. It returns false if the caller may not have that much.
 func (s *shares) take(who caller, r resource, n int) bool {
 	s.mu.Lock()

@@ -34,6 +34,7 @@ type Server struct {
 	epoch   uint64 // identifies this run for readers of events
 
 	budgets budget.Sessions
+	effort  *arrivals.Effort    // limits what arrives for no session
 	aside   *semaphore.Weighted // half of the processors, for event streams, which are not urgent
 
 	mapped  atomic.Int64 // bytes of all mappings
@@ -77,7 +78,7 @@ func newServer(cfg Config, st chunkStore) *Server {
 	cfg = cfg.orDefaults()
 	cfg.Limits.MessageBytes = min(cfg.Limits.MessageBytes, arrivals.LargestMessage(cfg.Arriving.Alone()))
 	s := &Server{
-		cfg: cfg, store: st, budgets: cfg.budgets(), protect: protect, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
+		cfg: cfg, store: st, budgets: cfg.budgets(), effort: arrivals.NewEffort(), protect: protect, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
 		aside: semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2))),
 		quit:  make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
 		engines: map[engineKey]*servingEngine{}, sessions: map[[proto.NonceBytes]byte]*session{},
@@ -143,7 +144,7 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	}
 	defer s.unlisten(socks)
 	bounds := socket.Arriving{
-		Budget: s.budgets.Arriving, Closed: func(err error) { s.budgets.Closed(s.cfg.Log, err) },
+		Budget: s.budgets.Arriving, Effort: s.effort, Closed: func(err error) { s.budgets.Closed(s.cfg.Log, err) },
 	}
 	g := grpc.NewServer(append(append(socket.Checks(s.rules), bounds.Options()...),
 		grpc.MaxRecvMsgSize(s.cfg.Limits.MessageBytes), grpc.MaxSendMsgSize(s.cfg.Limits.MessageBytes),

@@ -1,21 +1,29 @@
 package server
 
 import (
+	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/budget"
+	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/testkit/peerdouble"
 )
 
 func TestSockets(t *testing.T) {
@@ -242,5 +250,57 @@ func readUntilPong(r io.Reader) (text string, err error) {
 		if head[3] == 6 && head[4] == 1 {
 			return text, nil
 		}
+	}
+}
+
+// TestFramesOfNoSession: connections, calls and frames that reach no session are charged to their process before gRPC sees them, and so are
+// messages that cannot be decoded, the first of a call and later ones.
+func TestFramesOfNoSession(t *testing.T) {
+	nonsense := append([]byte{0, 0, 0, 100, 0}, bytes.Repeat([]byte{0xff}, 100<<8)...)
+	settings := bytes.Repeat([]byte{0, 0, 0, byte(http2.FrameSettings), 0, 0, 0, 0, 0}, 1000)
+	calls := func(message []byte) func(*peerdouble.Mute) bool {
+		return func(m *peerdouble.Mute) bool {
+			return m.Call(proto.EngineService_Session_FullMethodName, message, 15<<10)
+		}
+	}
+	for what, attack := range map[string]func(*peerdouble.Mute) bool{
+		"connections":                         func(*peerdouble.Mute) bool { return false },
+		"settings":                            func(m *peerdouble.Mute) bool { _, err := m.Conn.Write(settings); return err == nil },
+		"calls that are withdrawn":            func(m *peerdouble.Mute) bool { return calls(nil)(m) && m.Reset() },
+		"messages that are none":              calls(nonsense),
+		"messages that are none, after HELLO": calls(append(peerdouble.Framed(greeting("e")), nonsense...)),
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newRig(t, nil)
+			over, stop := context.WithCancel(t.Context())
+			stop()
+			ahead := func(pid int) time.Duration {
+				return r.server.effort.Spend(over, arrivals.Sender{ID: fmt.Sprint("process ", pid), Crowd: fmt.Sprint("user ", os.Getuid())}, 0)
+			}
+			stopped := make(chan struct{})
+			defer func() { <-stopped }()
+			ctx, end := context.WithCancel(t.Context())
+			defer end()
+			go func() {
+				defer close(stopped)
+				for ctx.Err() == nil {
+					c, err := net.Dial("unix", r.socket)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					closed := context.AfterFunc(ctx, func() { _ = c.Close() })
+					go func() { _, _ = io.Copy(io.Discard, c) }()
+					for m := peerdouble.NewMute(c); attack(m); {
+					}
+					closed()
+					_ = c.Close()
+				}
+			}()
+			testenv.Until(t, "an attacker that waits", func() bool { return ahead(os.Getpid()) > 5*time.Millisecond })
+			if n := ahead(os.Getppid()); n != 0 {
+				t.Errorf("another process is ahead by %s, want by nothing", n)
+			}
+		})
 	}
 }

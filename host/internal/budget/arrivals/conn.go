@@ -1,6 +1,7 @@
 package arrivals
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -20,8 +21,14 @@ const (
 const (
 	callTime   = 25 * time.Microsecond
 	frameTime  = 500 * time.Nanosecond
-	byteTime   = 2 * time.Nanosecond
-	mostAtOnce = 16 << 10 // bytes of a read from a connection with a pace
+	mostAtOnce = 8 << 10 // bytes of a connection's first read, and of one after a read that was charged
+)
+
+// A frame of data that the server sends lets the client send freeFrames that belong to no message, as they follow from it: window
+// updates and pings. At most mostFree of them are saved up.
+const (
+	freeFrames = 4
+	mostFree   = 256
 )
 
 // whole returns the charge for a message that has arrived completely. It is at least as much as the message was charged while
@@ -42,7 +49,13 @@ type Conn struct {
 	holder  *budget.Holder
 	call    int64 // bytes charged for a call until the server ends it
 	refused func(error)
-	pace    func(time.Duration) // waits for the estimated processor time of a read; nil: no wait
+
+	effort   *Effort // nil: arrivals are not limited
+	sender   func() Sender
+	byteTime time.Duration // estimated processor time of a byte
+	wary     bool          // the latest read was charged
+	lasts    context.Context
+	ends     context.CancelFunc
 
 	mu      sync.Mutex
 	in      frames
@@ -53,10 +66,12 @@ type Conn struct {
 	unread  int64               // bytes of whole messages that no handler has read
 	calls   int                 // running calls
 	last    uint32              // latest stream that the client has opened
-	open    map[uint32]struct{} // streams that neither side has ended
+	open    map[uint32]bool     // streams that neither side has ended; true after the first message
 	answers []int64             // charges of answers that may not be written yet, oldest first
 	closed  bool
-	took    time.Duration // estimated processor time of the current read
+	took    time.Duration // estimated processor time that is not charged yet
+	brought bool          // the frame has brought bytes of a message
+	free    int           // frames of no message that are not charged
 
 	writing sync.Mutex
 	out     frames
@@ -77,18 +92,23 @@ type message struct {
 // connection that exceeds its share.
 func New(c net.Conn, holder *budget.Holder, call int64, refused func(error)) *Conn {
 	return &Conn{Conn: c, holder: holder, call: call, refused: refused, in: frames{skip: preface}, partial: map[uint32]*message{},
-		open: map[uint32]struct{}{}}
+		open: map[uint32]bool{}}
 }
 
-// Pace sets a function that waits for the estimated processor time of each read. It must be called before the first read.
-func (c *Conn) Pace(wait func(took time.Duration)) { c.pace = wait }
+// Pace charges to a sender the estimated processor time of what arrives, and has reads wait for it. The first message of a call is
+// charged, and so are calls, messages that no handler gets, and frames of no message. Later messages that a handler gets are not: the
+// handler knows more about them. Pace must be called before the first read.
+func (c *Conn) Pace(effort *Effort, byteTime time.Duration, sender func() Sender) {
+	c.effort, c.byteTime, c.sender, c.wary = effort, byteTime, sender, true
+	c.lasts, c.ends = context.WithCancel(context.Background())
+}
 
 // Holder returns the share to which the connection is charged.
 func (c *Conn) Holder() *budget.Holder { return c.holder }
 
 // Read reads from the connection and charges the bytes that have arrived.
 func (c *Conn) Read(p []byte) (int, error) {
-	if c.pace != nil {
+	if c.wary {
 		p = p[:min(len(p), mostAtOnce)]
 	}
 	n, err := c.Conn.Read(p)
@@ -96,13 +116,9 @@ func (c *Conn) Read(p []byte) (int, error) {
 		return n, err
 	}
 	c.mu.Lock()
-	c.took = time.Duration(n) * byteTime
 	refusal := c.in.feed(p[:n], (*arrival)(c))
-	took := c.took
 	c.mu.Unlock()
-	if c.pace != nil {
-		c.pace(took)
-	}
+	c.wary = c.spend()
 	if refusal != nil {
 		c.refused(refusal)
 		c.explain(refusal)
@@ -112,15 +128,24 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// spend charges what is not charged yet. It reports whether there was any.
+func (c *Conn) spend() bool {
+	c.mu.Lock()
+	took := c.took
+	c.took = 0
+	c.mu.Unlock()
+	if c.effort == nil || took == 0 {
+		return false
+	}
+	c.effort.Spend(c.lasts, c.sender(), took)
+	return true
+}
+
 // arrival follows the arriving frames of a connection. The connection's mutex must be held.
 type arrival Conn
 
 func (c *arrival) begin() error {
-	c.current, c.data, c.padded = nil, 0, false
-	c.took += frameTime
-	if c.in.kind() == kindHeaders {
-		c.took += callTime
-	}
+	c.current, c.data, c.padded, c.brought = nil, 0, false, false
 	if c.in.kind() != kindData {
 		return nil
 	}
@@ -148,6 +173,7 @@ func (c *arrival) payload(p []byte) error {
 	p = p[:min(len(p), c.data)]
 	c.data -= len(p)
 	for len(p) > 0 {
+		c.brought = true
 		if !m.counted {
 			m.counted = true
 			m.frames++
@@ -184,8 +210,17 @@ func (c *arrival) end() error {
 		ends = ends || m.frames == 0 // nothing of the next message has arrived
 	}
 	if m := c.partial[c.in.stream()]; ends && m != nil {
-		c.give(m.charged)
+		c.drop(m.charged)
 		delete(c.partial, c.in.stream())
+	}
+	switch {
+	case c.brought: // charged with its message
+	case c.in.kind() == kindHeaders:
+		c.took += callTime + frameTime
+	case c.free > 0:
+		c.free--
+	default:
+		c.took += frameTime + time.Duration(c.in.length())*c.byteTime
 	}
 	switch {
 	case c.in.kind() == kindReset:
@@ -197,7 +232,7 @@ func (c *arrival) end() error {
 				return err
 			}
 		}
-		c.open[c.last] = struct{}{}
+		c.open[c.last] = false
 	}
 	return nil
 }
@@ -219,6 +254,12 @@ func (c *arrival) give(n int64) {
 	}
 }
 
+// drop returns the charge of what no handler gets.
+func (c *arrival) drop(n int64) {
+	c.give(n)
+	c.took += time.Duration(n) * c.byteTime
+}
+
 // arrived records that a message is complete, and that the next one begins.
 func (c *arrival) arrived(m *message) error {
 	size := whole(m.size)
@@ -226,6 +267,12 @@ func (c *arrival) arrived(m *message) error {
 		return err
 	}
 	c.unread += size
+	if later, is := c.open[c.in.stream()]; !later {
+		c.took += time.Duration(m.frames)*frameTime + time.Duration(size)*c.byteTime
+		if is {
+			c.open[c.in.stream()] = true
+		}
+	}
 	*m = message{}
 	return nil
 }
@@ -251,7 +298,7 @@ func (c *Conn) ended() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.calls--; c.calls == 0 {
-		(*arrival)(c).give(c.unread)
+		(*arrival)(c).drop(c.unread)
 		c.unread = 0
 	}
 }
@@ -303,8 +350,15 @@ func (c *Conn) Write(p []byte) (int, error) {
 // departure follows the departing frames of a connection. The connection's mutexes must be held.
 type departure Conn
 
-func (*departure) begin() error         { return nil }
 func (*departure) payload([]byte) error { return nil }
+
+func (c *departure) begin() error {
+	if c.out.kind() == kindData {
+		c.free = min(c.free+freeFrames, mostFree)
+	}
+	return nil
+}
+
 func (c *departure) end() error {
 	if k := c.out.kind(); k == kindReset || (k == kindData || k == kindHeaders) && c.out.flags()&flagEndStream != 0 {
 		(*Conn)(c).over(c.out.stream())
@@ -328,9 +382,9 @@ func (c *Conn) explain(reason error) {
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	if !c.closed {
-		(*arrival)(c).give(c.unread)
+		(*arrival)(c).drop(c.unread)
 		for _, m := range c.partial {
-			(*arrival)(c).give(m.charged)
+			(*arrival)(c).drop(m.charged)
 		}
 		if c.call > 0 {
 			c.holder.CallOver(c.call * int64(len(c.open)))
@@ -341,5 +395,9 @@ func (c *Conn) Close() error {
 		c.holder.Leave()
 	}
 	c.mu.Unlock()
+	if c.effort != nil {
+		c.ends()
+		c.spend()
+	}
 	return c.Conn.Close()
 }

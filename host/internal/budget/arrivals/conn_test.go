@@ -2,11 +2,13 @@ package arrivals
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -112,33 +114,53 @@ func TestCharges(t *testing.T) {
 	}
 }
 
-// A connection that exceeds its share, or cuts a message too small, is told why, but not within a frame.
-// TestPace: each read waits for an estimate of what has come, whatever its bytes are of, and in whatever parts they come.
+// TestPace: what arrives for no handler is charged to its sender, in whatever parts it comes, and so are calls with their first message.
 func TestPace(t *testing.T) {
+	const byteTime = 3 * time.Nanosecond
+	done, stop := context.WithCancel(t.Context())
+	stop()
+	message := func(size, have int) []byte { return append([]byte{0, 0, 0, 0, byte(size)}, make([]byte, have)...) }
+	call := frame(kindHeaders, 4, 1, 0x82)
+	first := append(call, frame(kindData, 0, 1, message(30, 30)...)...)
+	const callOf = callTime + frameTime
+	var firstOf = callOf + frameTime + time.Duration(whole(30))*byteTime
 	for what, c := range map[string]struct {
-		data []byte
+		data [][]byte
 		want time.Duration
 	}{
-		"frames of no call":   {bytes.Repeat(frame(4, 0, 0), 1000), 1000 * (frameTime + headBytes*byteTime)},
-		"an unknown frame":    {frame(0xee, 0, 0, 1, 2, 3), frameTime + (headBytes+3)*byteTime},
-		"calls of nothing":    {append(frame(1, 4, 1, 0x82), frame(1, 4, 3, 0x82)...), 2 * (callTime + frameTime + (headBytes+1)*byteTime)},
-		"a call that is none": {append(frame(1, 4, 1, 0x82), frame(3, 0, 1, 0, 0, 0, 8)...), callTime + 2*frameTime + (2*headBytes+5)*byteTime},
+		"frames of no call":       {[][]byte{bytes.Repeat(frame(4, 0, 0), 1000)}, 1000 * frameTime},
+		"an unknown frame":        {[][]byte{frame(0xee, 0, 0, 1, 2, 3)}, frameTime + 3*byteTime},
+		"frames without data":     {[][]byte{bytes.Repeat(frame(kindData, 0, 1), 10), frame(kindData, flagPadded, 1, 2, 0, 0)}, 11*frameTime + 3*byteTime},
+		"calls of nothing":        {[][]byte{call, frame(kindHeaders, 4, 3, 0x82)}, 2 * callOf},
+		"a call that is none":     {[][]byte{call, frame(kindReset, 0, 1, 0, 0, 0, 8)}, callOf + frameTime + 4*byteTime},
+		"a call":                  {[][]byte{first}, firstOf},
+		"messages of it":          {[][]byte{first, bytes.Repeat(frame(kindData, 0, 1, message(30, 30)...), 10)}, firstOf},
+		"a part, and the end":     {[][]byte{first, frame(kindData, flagEndStream, 1, message(30, 20)...)}, firstOf + (frameBytes+20)*byteTime},
+		"a part, and the closing": {[][]byte{first, frame(kindData, 0, 1, message(30, 20)...)}, firstOf + (frameBytes+20)*byteTime},
 	} {
 		for _, part := range []int{1, 7, 1 << 20} {
-			h, err := room(t, 1<<20).Join("connection", 0)
-			testenv.OK(t, err)
-			conn := New(&input{data: append(make([]byte, preface), c.data...), part: part}, h, 0, func(err error) { t.Error(what, err) })
-			var got time.Duration
-			conn.Pace(func(took time.Duration) { got += took })
-			_, err = io.Copy(io.Discard, struct{ io.Reader }{conn})
-			testenv.OK(t, err)
-			if want := c.want + time.Duration(preface)*byteTime; got != want {
-				t.Errorf("%s in parts of %d bytes: %s, want %s", what, part, got, want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				h, err := room(t, 1<<20).Join("connection", 0)
+				testenv.OK(t, err)
+				in := &input{data: append(make([]byte, preface), bytes.Join(c.data, nil)...), part: part}
+				conn := New(in, h, 0, func(err error) { t.Error(what, err) })
+				e, who, since := &Effort{Part: 1}, Sender{ID: "one"}, time.Now()
+				conn.Pace(e, byteTime, func() Sender { return who })
+				_, err = io.Copy(io.Discard, struct{ io.Reader }{conn})
+				testenv.OK(t, err)
+				for range 11 {
+					conn.received(30)
+				}
+				testenv.OK(t, conn.Close())
+				if got := time.Since(since) + e.Spend(done, who, 0); got != c.want {
+					t.Errorf("%s in parts of %d bytes: %s, want %s", what, part, got, c.want)
+				}
+			})
 		}
 	}
 }
 
+// A connection that exceeds its share, or cuts a message too small, is told why, but not within a frame.
 func TestRefusals(t *testing.T) {
 	big := append([]byte{0, 0, 1, 0, 0}, make([]byte, 30_000)...)
 	_, in, err := read(t, room(t, 40<<10), 1000, frame(kindData, 0, 1, big...), frame(kindData, 0, 3, big...))

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -113,9 +114,11 @@ func peerGroups(fd int) ([]uint32, error) {
 	}
 }
 
-// Arriving bounds the memory that a connection may occupy before a handler takes its data.
+// Arriving bounds the memory that a connection may occupy before a handler takes its data, and the processor time that each
+// process takes with what no session gets. All processes of a user together have twice the part of one.
 type Arriving struct {
 	Budget *budget.Budget
+	Effort *arrivals.Effort
 	Closed func(error) // called with the reason when a connection is closed
 }
 
@@ -133,6 +136,10 @@ const (
 	maxHeader   = 64 << 10
 	connStreams = 8                // most concurrent calls of a connection; each may have an answer that the client does not read
 	silence     = 30 * time.Second // longest time without a call
+
+	acceptEffort = 30 * time.Microsecond  // estimate for a connection until it sends something
+	beginEffort  = 150 * time.Microsecond // estimate for what follows, until its first call
+	byteEffort   = 15 * time.Nanosecond   // estimate for a byte of a message, which may be decoded to many small elements
 )
 
 type peerCredentials struct{ Arriving }
@@ -157,7 +164,34 @@ func (a peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.Auth
 		return nil, nil, err
 	}
 	p.arriving = arrivals.New(c, holder, 0, a.Closed)
+	who := arrivals.Sender{ID: fmt.Sprint("process ", p.PID), Crowd: fmt.Sprint("user ", p.UID)}
+	p.arriving.Pace(a.Effort, byteEffort, func() arrivals.Sender { return who })
+	if err := heard(u); err != nil {
+		p.arriving.Close()
+		return nil, nil, err
+	}
+	a.Effort.Spend(context.Background(), who, beginEffort)
 	return p.arriving, p, nil
+}
+
+// heard waits until a client has sent something, because gRPC prepares much for a connection, and a client can open many.
+func heard(c *net.UnixConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var n int
+	var got error
+	if err := raw.Read(func(fd uintptr) bool {
+		n, _, got = unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK)
+		return !errors.Is(got, unix.EAGAIN)
+	}); err != nil {
+		return err
+	}
+	if n == 0 && got == nil {
+		return io.EOF
+	}
+	return got
 }
 
 // connection returns the connection of a call, or nil for a call by the host itself.

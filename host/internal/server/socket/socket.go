@@ -1,6 +1,7 @@
 package socket
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
@@ -165,7 +167,7 @@ func listenUnix(path string, users Users, log *slog.Logger) (*Listener, error) {
 		return nil, fmt.Errorf("%w: %w", ErrPath, err)
 	}
 	l.SetUnlinkOnClose(false) // Close removes the socket while the lock is held
-	listener := &Listener{UnixListener: l, path: path, log: log, peer: peerOf}
+	listener := &Listener{UnixListener: l, path: path, log: log, knock: arrivals.NewEffort(), peer: peerOf}
 	// Until the mode is set, the check of the peer in Accept keeps other users out.
 	if err := listener.setUsers(users); err != nil {
 		l.Close()
@@ -193,6 +195,7 @@ type Listener struct {
 	path  string
 	log   *slog.Logger
 	users atomic.Pointer[Users]
+	knock *arrivals.Effort
 	peer  func(*net.UnixConn) (Peer, error) // peerOf, except in tests
 }
 
@@ -212,6 +215,7 @@ func (l *Listener) AcceptPeer() (*net.UnixConn, Peer, error) {
 		if err != nil {
 			return nil, Peer{}, err
 		}
+		l.knock.Spend(context.Background(), arrivals.Sender{}, acceptEffort)
 		p, err := l.peer(c)
 		if err == nil && l.users.Load().Allow(p) {
 			return c, p, nil

@@ -1,0 +1,70 @@
+package arrivals
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestEffort: what a sender sends takes its part of the processors, however many connections it has; a crowd has twice as much together,
+// however many it is, and each of it has a turn. What does not wait is remembered for a second at most, and is not the crowd's debt.
+func TestEffort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := Effort{Part: 0.125}
+		const took = 100 * time.Microsecond
+		ctx, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		var lines sync.WaitGroup
+		var sent [3]atomic.Int64 // of a peer, of one stranger, of 16 others
+		for n := range 90 {
+			who, of := Sender{ID: "peer"}, 0
+			switch {
+			case n >= 8 && n < 10:
+				who, of = Sender{"stranger", "strangers"}, 1
+			case n >= 10:
+				who, of = Sender{fmt.Sprint(n % 16), "strangers"}, 2
+			}
+			lines.Go(func() {
+				for ctx.Err() == nil {
+					e.Spend(ctx, who, took)
+					sent[of].Add(1)
+				}
+			})
+		}
+		lines.Wait()
+		if p, s, o := sent[0].Load(), sent[1].Load(), sent[2].Load(); p < 1250 || p > 1275 || s < 140 || s > 170 || s+o < 2500 || s+o > 2650 {
+			t.Errorf("%d of a peer, %d of a stranger and %d of 16 others, want 1250, 147 and 2353", p, s, o)
+		}
+		time.Sleep(10 * time.Second)
+		since := time.Now()
+		for range 6 {
+			e.Spend(t.Context(), Sender{"stranger", "strangers"}, took)
+		}
+		if d := time.Since(since); d != 0 {
+			t.Errorf("a few calls have waited %s, want that they do not", d)
+		}
+		over, stop := context.WithCancel(t.Context())
+		stop()
+		for range 100 {
+			e.Spend(over, Sender{"leaver", "strangers"}, took*100)
+		}
+		if d := e.Spend(over, Sender{"leaver", "strangers"}, 0); d != mostDebt {
+			t.Errorf("one that does not wait is %s ahead, want %s", d, mostDebt)
+		}
+		if d := e.Spend(t.Context(), Sender{"another", "strangers"}, 0); d > effortSlack {
+			t.Errorf("another of the crowd has waited %s for one that does not, want that it does not", d)
+		}
+		time.Sleep(time.Minute)
+		for n := range 10 * fewSenders {
+			e.Spend(t.Context(), Sender{ID: fmt.Sprint(n)}, took)
+			time.Sleep(time.Second)
+		}
+		if len(e.of) > fewSenders+1 {
+			t.Errorf("%d senders are known after all is made up for, want %d at most", len(e.of), fewSenders+1)
+		}
+	})
+}
