@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvhost.vllm.rates import LastLife, LoadOrCompute, Part
+from kvhost.vllm.rates import LastLife, LoadOrCompute, Part, PrefillRate, StepTimes
 
 CHUNK = 256
 US = 1e-6
@@ -249,3 +249,55 @@ def test_a_measured_rate_takes_the_last_lifes_place(tmp_path: Path) -> None:
     engine.now += 61
     engine.step(8192)
     assert last.read() == pytest.approx(30 * US)
+
+
+class Pipeline:
+    """An engine that schedules a step while the one before it runs, and cannot read an output while it launches a step."""
+
+    LAUNCH, EACH, LEAST = 0.025, 27 * US, 0.007
+
+    def __init__(self) -> None:
+        self.now, self.free = 1000.0, 0.0
+        self.rate = PrefillRate(1024, clock=lambda: self.now)
+        self.steps = StepTimes(self.rate)
+        self.ends: list[float] = []
+
+    def schedule(self, tokens: int, loads: float = 0.0) -> None:
+        self.steps.scheduled(tokens, loads > 0, self.now)
+        took = max(self.LEAST, tokens * self.EACH) + loads if tokens else 0.0
+        self.free = max(self.free, self.now) + took
+        self.ends.append(self.free if tokens else self.now)
+        self.now += self.LAUNCH if tokens >= 256 else 0.001 if tokens else 0.0
+        if len(self.ends) == 2:
+            self.output()
+
+    def output(self) -> None:
+        self.now = max(self.now, self.ends.pop(0))
+        self.steps.output(self.now)
+
+    def idle(self) -> None:
+        while self.ends:
+            self.output()
+        self.now += 1.0
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        pytest.param([[0, 1024]] * 5, id="a step without tokens before each"),
+        pytest.param([[24, 24, 1024, 24, 24]] * 5, id="among decodes"),
+        pytest.param([[1024] * 12], id="one after another"),
+        pytest.param([[24, 8192, 1024, 24]] * 5, id="long and short"),
+        pytest.param([[24, 700, 24, 700, 1024, 700]] * 9, id="steps that are not full between"),
+        pytest.param([[-8192, 1024, 1024, 1024, 24]] * 5, id="after loads"),
+    ],
+)
+def test_steps_that_overlap(prompts: list[list[int]]) -> None:
+    """A negative number of tokens is of a step that loads."""
+    p = Pipeline()
+    for steps in prompts:
+        for tokens in steps:
+            p.schedule(abs(tokens), 0.1 if tokens < 0 else 0.0)
+        p.idle()
+    low, high = p.rate.bounds()
+    assert p.EACH * 0.99 <= low <= high <= p.EACH * 1.4, f"{low / US:.1f} to {high / US:.1f}, true: {p.EACH / US:.1f}"

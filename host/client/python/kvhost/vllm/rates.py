@@ -102,15 +102,17 @@ class PrefillRate:
         self._short = Least(none=math.inf)  # seconds per token of short steps
         self._step = Least(none=0.0)  # seconds of any step
 
-    def step(self, tokens: int, seconds: float) -> None:
+    def step(self, tokens: int, seconds: float, least: float | None = None, each: float | None = None) -> None:
+        """Records a step. It took at most ``seconds`` and at least ``least``, and ``each`` per token; by default ``seconds``
+        is exact."""
         if tokens <= 0 or seconds <= 0:
             return
         now = self._clock()
-        self._step.add(seconds, now)
+        self._step.add(seconds if least is None else least, now)
         if tokens < self.full:
             self._short.add(seconds / tokens, now)
             return
-        self._measured.append(seconds / tokens)
+        self._measured.append(seconds / tokens if each is None else each)
         self._when = now
         if self._last and len(self._measured) >= self.ENOUGH and now - self._kept >= self.KEEP_SECONDS:
             self._kept = now
@@ -128,6 +130,46 @@ class PrefillRate:
         if self._clock() - self._when < self.FRESH_SECONDS:
             return rate, rate
         return max(low, rate / 2), min(high, rate * 2)
+
+
+class StepTimes:
+    """Times of the engine's steps, from the scheduler's view: steps are scheduled, and have output, in order.
+
+    An engine may schedule a step while the one before it runs. Then it reads the output before only after it has launched
+    the step, which can take longer than the rest of the step before. So the time between two outputs may be much too short.
+    Full steps that overlap are measured together, from the schedule of the first one."""
+
+    def __init__(self, rate: PrefillRate) -> None:
+        self._rate = rate
+        self._running: deque[tuple[float, int, bool]] = deque()  # of each step without output: time, tokens, loads
+        self._ended = -math.inf  # time of the last output of a step that computed tokens
+        self._follows = False  # whether a step that overlaps with the last one is measured together with it
+        self._began, self._tokens = 0.0, 0  # of the steps that are measured together
+
+    def __len__(self) -> int:
+        """The number of steps without output."""
+        return len(self._running)
+
+    def scheduled(self, tokens: int, loads: bool, now: float) -> None:
+        """Records a scheduled step. Its time shows no rate if it ``loads``."""
+        self._running.append((now, tokens, loads))
+
+    def output(self, now: float) -> None:
+        """Records the output of the oldest step."""
+        if not self._running:
+            return
+        began, tokens, loads = self._running.popleft()
+        if not tokens:
+            return  # its output may be read long after the launch of the next step
+        before, self._ended = self._ended, now
+        if loads:
+            self._began, self._tokens, self._follows = now, 0, True
+            return
+        if not (began < before and self._follows):
+            self._began, self._tokens = began, 0
+        self._tokens += tokens
+        self._follows = tokens >= self._rate.full
+        self._rate.step(tokens, now - began, now - max(began, before), (now - self._began) / self._tokens)
 
 
 @dataclass(frozen=True)
@@ -152,6 +194,7 @@ class LoadOrCompute:
         self._clock = clock
         self._chunk = chunk_tokens
         self.compute = PrefillRate(min(self.FULL_TOKENS, step_tokens), clock, last)
+        self.steps = StepTimes(self.compute)
         self.load = Rate()  # seconds per token of loads
         self._retried = clock()  # time of the last trial of a load that seemed too slow
         self._began = False  # whether a chunk was left to be computed before any step was seen

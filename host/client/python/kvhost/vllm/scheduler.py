@@ -6,7 +6,7 @@ import heapq
 import logging
 import math
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -138,8 +138,6 @@ class Scheduler:
         self._awaited: int | None = None  # the last epoch in which requests waited for the workers
         self._await_until = 0.0
         self._choice = LoadOrCompute(step_tokens, self._chunk, last=last_life)
-        self._steps: deque[tuple[float, int]] = deque()  # (time, tokens) of scheduled steps without output yet
-        self._last_output = 0.0
         self._last_step = 0  # the number of the step that is scheduled next
         self._unproven = -1  # the last step that loads KV
         self._ordered_at: dict[int, float] = {}  # order times of loads that no rank has reported, by order
@@ -583,8 +581,7 @@ class Scheduler:
         self._largest = None
         if output.num_scheduled_tokens:
             self._ran = set(output.num_scheduled_tokens)
-        computed = output.total_num_scheduled_tokens if self._step_seconds is None else 0  # loads distort the rate
-        self._steps.append((time.monotonic(), computed))
+        self._choice.steps.scheduled(output.total_num_scheduled_tokens, self._step_seconds is not None, time.monotonic())
         self._step_seconds = None
         self._last_step += 1
         self._stalled = 0 if output.total_num_scheduled_tokens else self._stalled + 1
@@ -610,7 +607,7 @@ class Scheduler:
                 t = self._requests.get(request_id)
                 if t is not None and t.step == self._last_step and t.request.num_computed_tokens > t.local:
                     self._unproven = self._last_step
-        return self._last_step - len(self._steps) > self._unproven
+        return self._last_step - len(self._choice.steps) > self._unproven
 
     def _order_stores(self, t: Tracked, scheduled: int) -> None:
         """Orders the chunks that this step completes."""
@@ -686,13 +683,8 @@ class Scheduler:
         return self._holds.stores and time.monotonic() - self._ordered < _READ_SOON
 
     def output(self) -> None:
-        """Records a step's output. The engine's rate follows from the time between outputs."""
-        if not self._steps:
-            return
-        scheduled, tokens = self._steps.popleft()
-        now = time.monotonic()
-        self._choice.compute.step(tokens, now - max(scheduled, self._last_output))
-        self._last_output = now
+        """Records a step's output."""
+        self._choice.steps.output(time.monotonic())
 
     def reported(self, report: WorkerReport) -> tuple[list[Any], list[Any]]:
         """Records a report of the workers. Returns the requests with failed loads, and the requests with loads that

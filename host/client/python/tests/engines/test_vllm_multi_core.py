@@ -185,7 +185,7 @@ def test_outputs_belong_to_their_steps(make: Callable[..., MultiCore]) -> None:
     for scheduled in steps:
         core.output(scheduled)
     third = core.scheduler.schedule()
-    waiting = core.connector._scheduler._steps
+    waiting = core.connector._scheduler._choice.steps
     assert len(waiting) == 1
     core.output(third)
     assert not waiting
