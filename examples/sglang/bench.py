@@ -5,9 +5,16 @@ from HiCache over kvhost, from HiCache over files or from the GPU's cache, or it
 
 All engines run at the same time. Each has made-up weights (a Llama of 32 layers, 4,096 wide) and a share of the GPU. They
 answer one request at a time, in turns; the order of the engines changes from turn to turn. A turn begins with a flush of the
-engine's own caches. The tokens are compared with those that the GPU's cache gives. ``--faults`` kills and stops the linker's
-host in the middle of a load. ``--float32`` compares the tokens of a small model. ``--tiny`` tries the script without a GPU.
-A line of output that begins with RESULT holds JSON."""
+engine's own caches. The tokens are compared with those that the GPU's cache gives. These need more time, which ``--seconds``
+bounds, and run in this order:
+
+  --float32   compares the tokens of a small model: computed, loaded one by one, loaded at the same time, computed after a damage
+  --kills N   kills the linker's host N times, at different moments of a load
+  --graphs    another linker, with SGLang's own choice of CUDA graphs, asks for what the first has stored
+  --stop      stops the linker's host in the middle of a load
+
+``--smoke`` runs a model of two layers alone, which also compiles kernels, and ``--tiny`` tries the script without a GPU. A line of
+output that begins with RESULT holds JSON."""
 
 import argparse
 import glob
@@ -20,11 +27,13 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 START = time.monotonic()
-LENGTHS = {1024: 3, 4096: 3, 16384: 2, 65536: 1}  # number of prompts, by their tokens
+MOMENTS = 0.08, 0.03, 0.14, 0.2, 0.05  # seconds into a load at which its host is killed
+LENGTHS = {1024: 3, 4096: 2, 16384: 1, 65536: 1}  # number of prompts, by their tokens
 
 
 def say(*words):
@@ -50,27 +59,40 @@ def serve(options):
                     began = time.perf_counter()
                     parameters = {"temperature": 0, "max_new_tokens": command["tokens"], "ignore_eos": True}
                     a = engine.generate(input_ids=prompt, sampling_params=parameters)
-                    ms = round(1e3 * (time.perf_counter() - began), 1)
-                    answer.append({"ms": ms, "tokens": a["output_ids"], "cached": a["meta_info"].get("cached_tokens", 0)})
+                    answer.append({"ms": round(1e3 * (time.perf_counter() - began), 1), **told(a)})
         except Exception as e:
             answer = {"error": str(e)[:200], "seconds": round(time.perf_counter() - began, 2)}
         print("ANSWER " + json.dumps(answer), flush=True)
     engine.shutdown()
 
 
+def told(answer):
+    """Returns the tokens of an answer and how many of its prompt were cached, or lists of these for several prompts."""
+    if isinstance(answer, list):
+        return {name: [told(a)[name] for a in answer] for name in ("tokens", "cached")}
+    return {"tokens": answer["output_ids"], "cached": answer["meta_info"].get("cached_tokens", 0)}
+
+
 class Engine:
-    def __init__(self, args, name, model, **options):
-        self.name, self.log = name, args.folder / f"{name}.log"
+    def __init__(self, args, name, model, environment=(), **options):
+        self.name, self.log, self._patience = name, args.folder / f"{name}.log", args.patience
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--serve", json.dumps({"model_path": model, **common(args), **options})], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=self.log.open("wb"), text=True, start_new_session=True,
+            env={**os.environ, **dict(environment)},
         )
 
-    def answer(self):
-        for line in self._process.stdout:
-            if line.startswith("ANSWER "):
-                return json.loads(line.removeprefix("ANSWER "))
-        raise RuntimeError(f"{self.name} has ended: {self.log.read_text(errors='replace')[-1500:]}")
+    def answer(self, seconds=0):
+        late = threading.Timer(seconds or self._patience, self.kill)
+        late.daemon = True
+        late.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("ANSWER "):
+                    return json.loads(line.removeprefix("ANSWER "))
+        finally:
+            late.cancel()
+        raise RuntimeError(f"{self.name} has ended: {self.log.read_text(errors='replace')[-2500:]}")
 
     def ask(self, command):
         self.send(command)
@@ -110,7 +132,7 @@ def linker(extra):
 
 
 def hicache(backend, extra):
-    return {"enable_hierarchical_cache": True, "hicache_ratio": 1.2, "hicache_mem_layout": "page_first_direct", "hicache_io_backend": "direct",
+    return {"enable_hierarchical_cache": True, "hicache_ratio": 2.2, "hicache_mem_layout": "page_first_direct", "hicache_io_backend": "direct",
             "hicache_storage_prefetch_policy": "wait_complete", "hicache_storage_backend": backend,
             "hicache_storage_backend_extra_config": json.dumps(extra)}
 
@@ -129,9 +151,10 @@ def made(args):
     bench = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)
     if args.tiny:
-        return bench.model_dir(args.folder / "tiny", 3, 256, 2, 2), ""
-    big = bench.model_dir(args.models / "big", 32, 4096, 32, 8)
-    return big, bench.model_dir(args.models / "small", 8, 2048, 16, 8) if args.float32 else ""
+        return [bench.model_dir(args.folder / "tiny", 3, 256, 2, 2)] * 3
+    sizes = {"big": (32, 4096, 32, 8), "small": (8, 2048, 16, 8), "thin": (2, 4096, 32, 8)}
+    wanted = {"thin"} if args.smoke else {"big", "small"} if args.float32 else {"big"}
+    return [bench.model_dir(args.models / name, *size) if name in wanted else "" for name, size in sizes.items()]
 
 
 def prompts(seed):
@@ -161,7 +184,7 @@ def result(**what):
 
 def measure(args, alive):
     warm, asked = prompts(2), prompts(1)
-    for n in LENGTHS:  # warms up: one prompt of each length, in all engines
+    for n in sorted(LENGTHS)[:-1]:  # warms up: one prompt of each length but the longest, in all engines
         for engine in alive:
             engine.generate(warm[n][:1], 2)
     computed = {}
@@ -184,103 +207,192 @@ def measure(args, alive):
                same_tokens=same, of={n: len(ps) for n, ps in asked.items()}, cached={n: [a["cached"] for a in loaded[n]] for n in LENGTHS})
 
 
-def host_process():
-    """Returns the process of the host that the linker has started."""
+def host_process(argument=b"--socket"):
+    """Returns the process of the host that an engine has started."""
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
             words = pathlib.Path(path).read_bytes().split(b"\0")
         except OSError:
             continue
-        if any(w.endswith(b"kvhost") for w in words[:1]) and b"--socket" in words:
+        if any(w.endswith(b"kvhost") for w in words[:1]) and b"--socket" in words and any(w.startswith(argument) for w in words):
             return int(path.split("/")[2])
     raise RuntimeError("no host runs")
 
 
-def faults(args, engine):
-    """Kills the host, and then stops its successor, during the load of the longest prompt."""
+def fault(args, engine, number, moment):
+    """Kills or stops the host at a moment of the load of the longest prompt."""
     longest = prompts(1)[max(LENGTHS)]
-    for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
-        for _ in range(20):  # until the killed host's successor has the prompt
-            turn(engine, {1: longest})
-            time.sleep(args.settle)
-            if (before := turn(engine, {1: longest}, 8)[1][0])["cached"] >= max(LENGTHS):
-                break
-        engine.ask("flush")
-        engine.send({"prompts": longest, "tokens": 8})
-        time.sleep(args.moment)
-        began = time.monotonic()
-        os.kill(host_process(), number)
-        answer = engine.answer()
-        waited = round(time.monotonic() - began, 2)
-        began = time.monotonic()
-        again = engine.generate(longest, 8)[0]
-        result(host=name, hit=before["cached"], answer=answer if isinstance(answer, dict) else answer[0], waited_s=waited,
-               again_s=round(time.monotonic() - began, 2), again_cached=again["cached"], same_tokens=again["tokens"] == before["tokens"])
+    for _ in range(4):  # until the killed host's successor has the prompt
+        turn(engine, {1: longest})
+        time.sleep(args.settle)
+        if (before := turn(engine, {1: longest}, 8)[1][0])["cached"] >= max(LENGTHS):
+            break
+    engine.ask("flush")
+    engine.send({"prompts": longest, "tokens": 8})
+    time.sleep(moment)
+    began = time.monotonic()
+    os.kill(host_process(b"memory:"), number)
+    answer = engine.answer()
+    waited = round(time.monotonic() - began, 2)
+    began = time.monotonic()
+    again = engine.generate(longest, 8)[0]
+    late = time.monotonic() - began
+    if not isinstance(answer, dict):
+        answer = {"ms": answer[0]["ms"], "cached": answer[0]["cached"], "same_tokens": answer[0]["tokens"] == before["tokens"]}
+    result(host=number.name, moment=moment, hit=before["cached"], waited_s=waited, answer=answer, again_s=round(late, 2),
+           again_cached=again["cached"], same_tokens=again["tokens"] == before["tokens"])
 
 
-def same_in_float32(args, engine):
+def damage(folder):
+    """Writes to the middle of each file of a root's chunks."""
+    files = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 64 << 10]
+    for path in files:
+        with path.open("r+b") as f:
+            f.seek(path.stat().st_size // 2)
+            f.write(b"\xa5" * 64)
+    return len(files)
+
+
+def exact(args, engine, root):
+    """Compares tokens: computed, loaded one by one, loaded at the same time, and computed after all files were damaged."""
     asked = {n: ps for n, ps in prompts(3).items() if n <= 4096}
-    computed = turn(engine, asked, 8)
-    time.sleep(1.0)
-    loaded = turn(engine, asked, 8)
-    result(float32={n: sum(a["tokens"] == b["tokens"] for a, b in zip(computed[n], loaded[n])) for n in asked},
-           of={n: len(ps) for n, ps in asked.items()}, cached={n: [a["cached"] for a in loaded[n]] for n in asked})
+    every = [p for ps in asked.values() for p in ps]
+    computed = turn(engine, {1: every}, 8)[1]
+    time.sleep(args.settle)
+    loaded = turn(engine, {1: every}, 8)[1]
+    engine.ask("flush")
+    together = engine.ask({"prompts": [every], "tokens": 8})[0]
+    engine.ask("flush")
+    damaged = damage(root)
+    failed = engine.ask({"prompts": every[-1:], "tokens": 8})
+    engine.ask("flush")
+    again = engine.generate(every[-1:], 8)[0]
+    want = [a["tokens"] for a in computed]
+    result(engine=engine.name, of=len(every), loaded_same=sum(a["tokens"] == w for a, w in zip(loaded, want)), cached=[a["cached"] for a in loaded],
+           together_same=sum(a == w for a, w in zip(together["tokens"], want)), together_cached=together["cached"], damaged_files=damaged,
+           damaged=failed if isinstance(failed, dict) else {"same_tokens": failed[0]["tokens"] == want[-1], "cached": failed[0]["cached"]},
+           again_same=again["tokens"] == want[-1], again_cached=again["cached"])
+
+
+def graphs(args, model, first, every):
+    """Ends the engines that are not needed any more, since there is no room for one more, and starts a linker with CUDA graphs."""
+    wanted = turn(first, prompts(1), 8)
+    for engine in every:
+        if engine is not first:
+            engine.kill()
+    time.sleep(2.0)
+    every.append(Engine(args, "linker-graphs", model, **linker({"memory": args.memory}) | {"disable_cuda_graph": args.tiny}))
+    every[-1].answer(args.start)
+    second_life(args, every[-1], wanted)
+
+
+def second_life(args, engine, computed):
+    """Measures hits of a linker that has stored nothing."""
+    for n in sorted(LENGTHS)[:-1]:
+        engine.generate(prompts(2)[n][:1], 2)
+    times, answers = {n: [] for n in LENGTHS}, {}
+    for _ in range(args.turns):
+        answers = turn(engine, prompts(1), 8)
+        for n, a in turn(engine, prompts(1)).items():
+            times[n].append(ms(a))
+    result(engine=engine.name, hit_ms=times, cached={n: [a["cached"] for a in answers[n]] for n in LENGTHS},
+           same_tokens={n: sum(a["tokens"] == b["tokens"] for a, b in zip(answers[n], computed[n])) for n in LENGTHS})
+
+
+def status(args):
+    """Writes what the hosts have counted, the routes of their bytes among it."""
+    for i, socket in enumerate(sorted(glob.glob(f"{os.environ.get('XDG_RUNTIME_DIR') or '/tmp'}/kvhost-{os.geteuid()}/*.sock"))):
+        command = ["timeout", "10", os.environ.get("KVHOST_BIN", "kvhost"), "status", "--json", "--socket", socket]
+        if text := subprocess.run(command, capture_output=True, text=True).stdout:
+            (args.folder / f"status-{i}.json").write_text(text)
+            result(routes=[[r["root"], r["direction"], r["route"], r["gpu"], r["bytes"], r["errors"], round(r["busy"], 2)]
+                           for r in json.loads(text)["routes"]])
 
 
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/kvhost-sglang-bench"))
     p.add_argument("--models", type=pathlib.Path, default=pathlib.Path("/dev/shm/models"), help="where made weights are written, 15 GB")
-    p.add_argument("--memory", default="44GiB", help="of the host that the engines start")
+    p.add_argument("--memory", default="40GiB", help="of the host that the engines start")
     p.add_argument("--engines", default="linker,hicache-kvhost,hicache-file,gpu")
     p.add_argument("--attention", default="fa3")
     p.add_argument("--turns", type=int, default=3)
     p.add_argument("--settle", type=float, default=3.0)
-    p.add_argument("--moment", type=float, default=0.08, help="seconds into a load at which its host is killed or stopped")
-    p.add_argument("--faults", action="store_true")
+    p.add_argument("--seconds", type=float, default=1e6, help="no work begins after these")
+    p.add_argument("--patience", type=float, default=90.0, help="seconds that an engine's answer may take")
+    p.add_argument("--start", type=float, default=150.0, help="seconds that an engine's start may take")
     p.add_argument("--float32", action="store_true")
+    p.add_argument("--kills", type=int, default=0)
+    p.add_argument("--graphs", action="store_true")
+    p.add_argument("--stop", action="store_true")
+    p.add_argument("--smoke", action="store_true")
     p.add_argument("--tiny", action="store_true")
+    p.add_argument("--make", action="store_true", help="makes the models, and nothing else")
     p.add_argument("--serve", type=json.loads, help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.serve is not None:
         return serve(args.serve)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     args.folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", "/dev/shm/hicache")
     if args.tiny:
         LENGTHS.clear()
         LENGTHS.update({256: 2, 512: 1})
         os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    big, small = made(args)
+    big, small, thin = made(args)
     say("weights are made")
-    every = [Engine(args, name, big, **options) for name, options in engines(args).items()]
-    if args.float32:
-        every.append(Engine(args, "float32", small, **linker({"memory": args.memory}) | {"dtype": "float32", "attention_backend": "torch_native"}))
-    alive = []
+    if args.make:
+        return
+    root = pathlib.Path(f"/tmp/kvhost-bench-{os.getpid()}")
+    root.mkdir()
+    # Without memory before it, since what is damaged is to be read.
+    rooted = linker({"root": f"{root}=8GiB"}) | {"environment": {"KVHOST_STORE_MEMORY": "0"}}
+    every = []
+    if args.smoke:
+        every.append(Engine(args, "smoke", thin, **rooted))
+    else:
+        every += [Engine(args, name, big, **options) for name, options in engines(args).items()]
+        if args.float32:
+            single = {} if args.tiny else {"dtype": "float32", "attention_backend": "torch_native"}
+            every.append(Engine(args, "float32", small, **rooted | single))
+    alive, failed = {}, []
     try:
         for engine in every:
             try:
-                engine.answer()
-                alive.append(engine)
+                engine.answer(args.start)
+                alive[engine.name] = engine
             except RuntimeError as e:
+                failed.append(engine.name)
                 say(e)
-        say("ready:", *(e.name for e in alive))
-        measured = [e for e in alive if e.name != "float32"]
-        try:
-            measure(args, measured)
-        except RuntimeError as e:
-            say(e)
-        for socket in glob.glob(f"{os.environ.get('XDG_RUNTIME_DIR') or '/tmp'}/kvhost-{os.geteuid()}/*.sock"):
-            status = subprocess.run([os.environ.get("KVHOST_BIN", "kvhost"), "status", "--json", "--socket", socket], capture_output=True, text=True)
-            (args.folder / "status.json").write_text(status.stdout)
-        for engine in alive:
-            if engine.name == "float32":
-                same_in_float32(args, engine)
-        if args.faults:
-            faults(args, next(e for e in alive if e.name == "linker"))
+        say("ready:", *alive)
+        result(ready=list(alive), failed=failed, attention=args.attention, seconds=round(time.monotonic() - START))
+        first = alive.get("linker")
+        if args.smoke:
+            works = [(5, lambda: exact(args, alive["smoke"], root))]
+        else:
+            works = [(30, lambda: measure(args, [alive[n] for n in engines(args) if n in alive]))]
+        if "float32" in alive:
+            works.append((15, lambda: exact(args, alive["float32"], root)))
+        if first is not None:
+            works += [(20, lambda i=i: fault(args, first, signal.SIGKILL, MOMENTS[i % len(MOMENTS)])) for i in range(args.kills)]
+            if args.graphs:
+                works.append((75, lambda: graphs(args, big, first, every)))
+            if args.stop:
+                works.append((45, lambda: fault(args, first, signal.SIGSTOP, MOMENTS[0])))
+        for needs, work in works:
+            if time.monotonic() - START + needs > args.seconds:
+                say("left out, for time")
+                continue
+            try:
+                work()
+            except Exception as e:
+                say(type(e).__name__, e)
+                result(failed=str(e)[:300])
+            status(args)
     finally:
         for engine in every:
             engine.kill()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
