@@ -128,6 +128,11 @@ func (h *sizesHistory) run() {
 		h.operate()
 		h.look()
 	}
+	for prompt := 0; prompt < sizesPrompts && !h.Failed(); prompt++ { // more than there is room for, whatever was drawn
+		e, _ := h.engine()
+		h.store(e, prompt)
+		h.look()
+	}
 	if h.Failed() {
 		return
 	}
