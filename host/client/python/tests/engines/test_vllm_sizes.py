@@ -33,9 +33,10 @@ class Sharded:
 
     def __init__(
         self, make: Callable[..., Rig], name: str, heads: int, ranks: int, tokens_first: bool, size: int = SIZE,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype = torch.float32, stage: int = -1,
     ) -> None:
-        self.heads, self.ranks = heads, ranks
+        """``stage`` is one of two pipeline stages; without it the engine has one."""
+        self.heads, self.ranks, self.stage = heads, ranks, max(stage, 0)
         local = max(1, heads // ranks)
         self.first = [r * heads // ranks for r in range(ranks)]
         spec: Any = mla(LATENT, torch.float32)
@@ -50,9 +51,8 @@ class Sharded:
             made = {n: torch.empty(shape, dtype=dtype) for n in names()}
             return {n: t.transpose(1, 2) for n, t in made.items()} if heads and tokens_first else made
 
-        self.rigs = [
-            make(Layout(spec, tensors), f"{name}, {ranks} ranks", (0, r), tensor_parallel_size=ranks) for r in range(ranks)
-        ]
+        sizes = {"tensor_parallel_size": ranks, "pipeline_parallel_size": 2 if stage >= 0 else 1}
+        self.rigs = [make(Layout(spec, tensors), f"{name}, {ranks} ranks", (self.stage, r), **sizes) for r in range(ranks)]
         self.refusals = [r.refusal for r in self.rigs]
 
     def write(self, blocks: list[int]) -> None:
@@ -78,19 +78,19 @@ class Sharded:
 
     def hits(self, key: bytes) -> int:
         first = self.rigs[0]
-        with first.connector._open(0, first.namespace, (0, 0), "scheduler") as session:
+        with first.connector._open(0, first.namespace, (self.stage, 0), "scheduler") as session:
             return session.lookup([key], readers=(1 << self.ranks) - 1).hits
 
     def load(self, key: bytes, blocks: list[int]) -> None:
         """Every block but these keeps its poison."""
         first = self.rigs[0]
-        with first.connector._open(0, first.namespace, (0, 0), "scheduler") as session:
+        with first.connector._open(0, first.namespace, (self.stage, 0), "scheduler") as session:
             found = session.lookup([key], readers=(1 << self.ranks) - 1)
             assert found.hits == 1, "another size's chunk is no hit"
             for rank, rig in enumerate(self.rigs):
                 for t in rig.tensors.values():
                     t.fill_(-1)
-                load = LoadOrder(rig.order(), "r", 0, 1, [GroupLoad(0, [found.lease], [ChunkOrder(0, blocks, key)])])
+                load = LoadOrder(rig.order(), "r", 0, 1, [GroupLoad(0, [found.lease] * (self.stage + 1), [ChunkOrder(0, blocks, key)])])
                 rig._step(StepOrders(loads=[load]), lambda sent, received: bool(received))
                 assert rig.connector.get_block_ids_with_load_errors() == set()
                 for layer, t in enumerate(rig.tensors.values()):
@@ -158,6 +158,16 @@ def test_another_dtype_head_size_or_rope_is_no_hit(make: Callable[..., Rig], mon
     same = identity.hf_config
     monkeypatch.setattr(identity, "hf_config", lambda model: {**same(model), "rope_theta": 12345.0})
     assert Sharded(make, "rope", 4, 2, tokens_first=False).hits(key) == 0
+
+
+def test_ranks_of_one_stage_share(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another stage has other layers, and an engine without stages more."""
+    monkeypatch.setattr(ModelConfig, "get_total_num_kv_heads", lambda self: 4)
+    key, blocks = os.urandom(32), list(range(1, 1 + CHUNK // TOKENS))
+    Sharded(make, "stores", 4, 1, tokens_first=False, stage=1).store(key, blocks)
+    Sharded(make, "same", 4, 2, tokens_first=False, stage=1).load(key, blocks)
+    for stage in (-1, 0):
+        assert Sharded(make, f"stage {stage}", 4, 2, tokens_first=False, stage=stage).hits(key) == 0
 
 
 def test_sizes_that_do_not_fit_are_refused(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,13 +117,16 @@ def used_parts(folder: Path) -> list[int]:
 
 
 @pytest.mark.skipif(OLD, reason="vLLM 0.26 has no canonical rows, which is refused: see test_what_is_refused")
-def test_another_size_loads_what_one_has_stored(llama: Lives) -> None:
-    """Two ranks load what one has stored, and one what two have."""
-    first, second = prompts(1), prompts(2)
+@pytest.mark.parametrize("block, heads", [(BLOCK, 2), (32, 1)])
+def test_another_size_loads_what_one_has_stored(folder: Path, llama: Lives, block: int, heads: int) -> None:
+    """Two ranks, each with a KV head or both with the same one, load what one has stored, and one what two have."""
+    first, second, hits = prompts(1), prompts(2), LENGTH // block * block
+    llama.model = folder / "shared"
+    model.write(llama.model, model.config(3) | {"num_key_value_heads": heads}, seed=7)
     tier = {"socket": llama.host.socket, "lookup_timeout": 5.0, "share": "sizes"}
 
     def life(size: int, asked: list[Tokens]) -> Answers:
-        llama.vllm = {"tensor_parallel_size": size, "enforce_eager": False}
+        llama.vllm = {"tensor_parallel_size": size, "block_size": block, "num_gpu_blocks_override": 96 * BLOCK // block, "enforce_eager": False}
         answers = llama.engine(tier, canonical_layout=True).one_by_one(asked)
         llama.published()
         return answers
@@ -131,8 +134,8 @@ def test_another_size_loads_what_one_has_stored(llama: Lives) -> None:
     one = life(1, first)
     assert cached(one) == [0, 0]
     two = life(2, [*first, *second])
-    assert tokens(two)[:2] == tokens(one) and cached(two) == [HITS, HITS, 0, 0]
-    assert life(1, second) == [(t, HITS) for t in tokens(two)[2:]]
+    assert tokens(two)[:2] == tokens(one) and cached(two) == [hits, hits, 0, 0]
+    assert life(1, second) == [(t, hits) for t in tokens(two)[2:]]
 
 
 def test_lives_of_a_model(llama: Lives) -> None:
