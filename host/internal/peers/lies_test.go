@@ -2,10 +2,14 @@ package peers
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"golang.org/x/net/http2"
+	"io"
 	"math"
+	"net"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -19,6 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/testkit/peerdouble"
 	"github.com/kvhost/kvhost/host/kv"
@@ -77,7 +82,7 @@ func TestLongHeaders(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			p, err := New(Config{Hosts: []string{serve(t, &longHeaders{lie: lie})}})
+			p, err := New(Config{Hosts: []string{serve(t, &preceded{lie: lie})}})
 			testenv.OK(t, err)
 			started(t, p)
 			(&rig{T: t, peers: p}).await("what is wrong with it", func() bool {
@@ -91,13 +96,63 @@ func TestLongHeaders(t *testing.T) {
 	}
 }
 
-// longHeaders is a peer that answers with more than a message.
-type longHeaders struct {
+// TestEndlessLists: a peer that sends changes all the time is read no faster than its part of the processors allows, with a list that is whole
+// or not.
+func TestEndlessLists(t *testing.T) {
+	prints := make([]byte, 8*batch)
+	for n := range prints {
+		prints[n] = byte(n / 8 >> (n % 8))
+	}
+	for _, m := range []*proto.ResidentsResponse{{Added: prints, Removed: prints}, {Added: prints, Removed: prints, Whole: true}, {Whole: true}} {
+		t.Run(fmt.Sprint(len(m.Added), m.Whole), func(t *testing.T) {
+			m.Host = bytes.Repeat([]byte{7}, 16)
+			addr := serve(t, &preceded{lie: func(st proto.PeerService_ResidentsServer) (err error) {
+				for err == nil {
+					err = st.Send(m)
+				}
+				return err
+			}})
+			p, err := New(Config{Hosts: []string{addr}})
+			testenv.OK(t, err)
+			started(t, p)
+			over, stop := context.WithCancel(t.Context())
+			stop()
+			testenv.Until(t, "a peer that waits", func() bool { return p.learns.Spend(over, arrivals.Sender{ID: addr}, 0) > 5*time.Millisecond })
+		})
+	}
+}
+
+// TestFramesOfAPeer: frames of no call that a called peer sends all the time are read as slowly, but not what follows from this host's calls.
+func TestFramesOfAPeer(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	testenv.OK(t, err)
+	defer l.Close()
+	go func() {
+		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+			go func() { _, _ = io.Copy(io.Discard, c) }()
+			go func() {
+				for err := error(nil); err == nil; _, err = c.Write(bytes.Repeat([]byte{0, 0, 0, byte(http2.FrameSettings), 0, 0, 0, 0, 0}, 1000)) {
+				}
+			}()
+		}
+	}()
+	p, err := New(Config{Hosts: []string{l.Addr().String()}})
+	testenv.OK(t, err)
+	started(t, p)
+	over, stop := context.WithCancel(t.Context())
+	stop()
+	testenv.Until(t, "a peer that waits", func() bool {
+		return p.learns.Spend(over, arrivals.Sender{ID: l.Addr().String()}, 0) > 5*time.Millisecond
+	})
+}
+
+// preceded is a peer that does something else before it answers.
+type preceded struct {
 	fake
 	lie func(proto.PeerService_ResidentsServer) error
 }
 
-func (f *longHeaders) Residents(q *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
+func (f *preceded) Residents(q *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
 	if err := f.lie(st); err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -35,7 +36,9 @@ const (
 	mostVain      = 16 // requests without a result, after which the peer is asked less often; a busy answer counts as a quarter of them
 	firstRest     = 50 * time.Millisecond
 	longestRest   = 5 * time.Second
-	unused        = 2 * time.Second // time for which a loan without a local lease is kept for the next lookup
+	learnEffort   = 10 * time.Microsecond // estimate of the processor time that a message of the peer's list takes
+	printEffort   = 50 * time.Nanosecond  // the same for each fingerprint in it
+	unused        = 2 * time.Second       // time for which a loan without a local lease is kept for the next lookup
 )
 
 var (
@@ -202,6 +205,7 @@ func (x *peer) listen(line *grpc.ClientConn) error {
 		if err := x.owner.table.learn(list, m.GetAdded(), m.GetRemoved()); err != nil {
 			return err
 		}
+		x.owner.learns.Spend(ctx, arrivals.Sender{ID: x.addr}, learnEffort+printEffort*time.Duration(len(m.GetAdded())+len(m.GetRemoved()))/8)
 		if m.Turnover != nil {
 			x.turnover.Store(int64(turnoverOf(m.GetTurnover())))
 		}

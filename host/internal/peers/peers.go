@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kvhost/kvhost/host/internal/budget"
+	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 )
@@ -63,6 +64,7 @@ type Peers struct {
 	pause    time.Duration // first pause of a peer that is left alone
 	nixl     *nixlWay      // nil if all bytes go by gRPC
 	reads    pace          // limits the bytes read from all peers
+	learns   *arrivals.Effort // limits the processors' time for lists, and for frames of no call, of each peer
 
 	addresses atomic.Pointer[map[string]bool] // addresses of the configured hosts
 
@@ -78,7 +80,7 @@ type Peers struct {
 // New starts to listen. It does not connect to any peer: see [Peers.Start].
 func New(cfg Config) (*Peers, error) {
 	p := &Peers{cfg: cfg, peers: map[string]*peer{}, lost: map[string]error{}, pause: firstPause, patience: offerTime,
-		reads: pace{rate: float64(cfg.Bandwidth)}}
+		reads: pace{rate: float64(cfg.Bandwidth)}, learns: arrivals.NewEffort()}
 	if p.cfg.Log == nil {
 		p.cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -304,7 +306,7 @@ func (p *Peers) dial(name, addr string) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(p.id.calling(host)), grpc.WithNoProxy(),
+	return grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(called{p.id.calling(host), p, addr}), grpc.WithNoProxy(),
 		grpc.WithKeepaliveParams(aliveParams), grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(2*window),
 		grpc.WithReadBufferSize(ioBuffer), grpc.WithWriteBufferSize(ioBuffer), grpc.WithConnectParams(connectParams),
 		grpc.WithMaxHeaderListSize(mostHeader), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(mostBytes)))

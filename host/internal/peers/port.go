@@ -118,6 +118,27 @@ func (d atDoor) Clone() credentials.TransportCredentials {
 	return atDoor{d.TransportCredentials.Clone(), d.lending}
 }
 
+// called charges what comes of a peer that this host has called.
+type called struct {
+	credentials.TransportCredentials
+	owner *Peers
+	addr  string
+}
+
+// ClientHandshake implements [credentials.TransportCredentials].
+func (t called) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	c, info, err := t.TransportCredentials.ClientHandshake(ctx, authority, raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	return arrivals.Dial(c, t.owner.learns, arrivals.Sender{ID: t.addr}), info, nil
+}
+
+// Clone implements [credentials.TransportCredentials].
+func (t called) Clone() credentials.TransportCredentials {
+	return called{t.TransportCredentials.Clone(), t.owner, t.addr}
+}
+
 // admitLine charges a connection to its caller, or refuses it.
 func (l *lending) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error) {
 	who := l.owner.callerAt(c.RemoteAddr(), info)

@@ -1,13 +1,18 @@
 package arrivals
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // TestEffort: what a sender sends takes its part of the processors, however many connections it has; a crowd has twice as much together,
@@ -67,4 +72,36 @@ func TestEffort(t *testing.T) {
 			t.Errorf("%d senders are known after all is made up for, want %d at most", len(e.of), fewSenders+1)
 		}
 	})
+}
+
+// TestDialed: a client charges frames that do not follow from its own, and small ones of data, to the server.
+func TestDialed(t *testing.T) {
+	over, stop := context.WithCancel(t.Context())
+	stop()
+	const one = frameTime
+	for what, c := range map[string]struct {
+		sent, came []byte
+		want       time.Duration
+	}{
+		"settings":        {nil, bytes.Repeat(frame(4, 0, 0), 100), 100 * one},
+		"large data":      {nil, bytes.Repeat(frame(kindData, 0, 1, make([]byte, largeFrame)...), 100), 0},
+		"small data":      {nil, bytes.Repeat(frame(kindData, 0, 1, 1), 100), 100 * one},
+		"answers":         {bytes.Repeat(frame(kindHeaders, 0, 1), 10), bytes.Repeat(frame(kindHeaders, 0, 1), 10*freeFrames), 0},
+		"one answer more": {frame(kindData, 0, 1, 1), bytes.Repeat(frame(kindHeaders, 0, 1), freeFrames+1), one},
+		"saved up":        {bytes.Repeat(frame(kindData, 0, 1, 1), mostFree), bytes.Repeat(frame(6, 0, 0), mostFree+10), 10 * one},
+	} {
+		for _, part := range []int{1, 1 << 20} {
+			synctest.Test(t, func(t *testing.T) {
+				e, since, server := &Effort{Part: 1}, time.Now(), Sender{ID: "server"}
+				d := Dial(&input{data: c.came, part: part}, e, server)
+				_, err := d.Write(append(make([]byte, preface), c.sent...))
+				testenv.OK(t, err)
+				_, err = io.Copy(io.Discard, struct{ io.Reader }{d})
+				testenv.OK(t, errors.Join(err, d.Close()))
+				if got := time.Since(since) + e.Spend(over, server, 0); got != c.want {
+					t.Errorf("%s in parts of %d bytes: %s, want %s", what, part, got, c.want)
+				}
+			})
+		}
+	}
 }
