@@ -31,6 +31,9 @@ const (
 	answerLimit  = 4 * time.Second // longest wait for the first byte, and between two parts of a body
 	leastRate    = 1 << 20         // bytes per second at which a body must be sent
 	joining      = 8 << 20         // extra time for a server that copies or joins bytes before it answers, as a number of sent bytes
+	mostHeaders  = 64 << 10        // bytes of an answer's headers
+	mostError    = 4 << 10         // bytes that are read of an error
+	mostAnswer   = 2 << 20         // bytes that are read of another answer, unless it is an object: a page of a list has 1,000 short keys
 	outageRest   = time.Second
 	outageLimit  = time.Second // replaces answerLimit during an outage
 	firstPause   = 50 * time.Millisecond
@@ -105,7 +108,7 @@ func newClient(c *Config, bucket string) (*client, error) {
 	transport := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialLimit}).DialContext,
 		TLSHandshakeTimeout: dialLimit, ExpectContinueTimeout: time.Second,
-		MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second, DisableCompression: true,
+		MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second, DisableCompression: true, MaxResponseHeaderBytes: mostHeaders,
 		ReadBufferSize: 64 << 10, WriteBufferSize: 64 << 10,
 	}
 	if c.CAFile != "" {
@@ -163,7 +166,8 @@ func verify(s tls.ConnectionState, signers *x509.CertPool) error {
 	return err
 }
 
-// limited gives a deadline to requests that have none, because the library lists without a context.
+// limited gives a deadline to requests that have none, because the library lists without a context. It cuts answers off, because
+// the library reads and decodes them to their end.
 type limited struct {
 	http.RoundTripper
 	client *client
@@ -176,7 +180,20 @@ func (l limited) RoundTrip(q *http.Request) (*http.Response, error) {
 		time.AfterFunc(l.client.answers(), cancel)
 		q = q.WithContext(ctx)
 	}
-	return l.RoundTripper.RoundTrip(q)
+	r, err := l.RoundTripper.RoundTrip(q)
+	if err != nil {
+		return nil, err
+	}
+	if most := int64(mostAnswer); q.Method != http.MethodGet || q.URL.RawQuery != "" || r.StatusCode >= http.StatusMultipleChoices {
+		if r.StatusCode >= http.StatusMultipleChoices {
+			most = mostError
+		}
+		r.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.LimitReader(r.Body, most), r.Body}
+	}
+	return r, nil
 }
 
 func (c *client) Stats() Stats {

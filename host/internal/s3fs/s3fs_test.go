@@ -9,9 +9,12 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -564,5 +567,50 @@ func TestPrefixesThatAreMisread(t *testing.T) {
 		if errors.As(err, &refused) == want || (err == nil) != want {
 			t.Errorf("the prefix %q: got %v, want it taken: %t", prefix, err, want)
 		}
+	}
+}
+
+// TestAnswersWithoutEnd: of an answer that comes to no end, little is read, and little is said of it.
+func TestAnswersWithoutEnd(t *testing.T) {
+	for what, answer := range map[string]func(w http.ResponseWriter){
+		"a list":  func(w http.ResponseWriter) { _, _ = io.WriteString(w, "<ListBucketResult><Contents><Key>") },
+		"lists":   func(w http.ResponseWriter) { _, _ = io.WriteString(w, "<ListBucketResult>") },
+		"headers": func(w http.ResponseWriter) { w.Header().Set("X", strings.Repeat("x", 1<<20)) },
+		"an error": func(w http.ResponseWriter) {
+			w.WriteHeader(http.StatusBadRequest)
+			_, _ = io.WriteString(w, "<Error><Code>Bad</Code><Message>"+strings.Repeat("x", 1<<19)+"</Message></Error>")
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			part := bytes.Repeat([]byte("<Contents/>"), 1<<10)
+			if what == "a list" {
+				part = bytes.Repeat([]byte("x"), 1<<14)
+			}
+			var sent atomic.Int64
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				answer(w)
+				for what != "an error" && sent.Load() < 1<<30 {
+					n, err := w.Write(part)
+					if sent.Add(int64(n)); err != nil {
+						return
+					}
+				}
+			}))
+			defer s.Close()
+			t.Setenv("AWS_ACCESS_KEY_ID", "key")
+			t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+			f := &FS{prefix: "some/prefix/"}
+			var err error
+			f.client, err = newClient(&Config{Endpoint: s.URL, PathStyle: true, Budget: time.Second}, "bucket")
+			must(t, err)
+			f.client.answer = time.Second
+			_, err = f.Control("c", time.Second).List("x")
+			if err == nil || len(err.Error()) > 16<<10 {
+				t.Errorf("%d bytes of error, want some, and few", len(fmt.Sprint(err)))
+			}
+			if n := sent.Load(); n > 64<<20 { // attempts take a few, and sockets hold some
+				t.Errorf("%d bytes are sent, want that few are read", n)
+			}
+		})
 	}
 }
