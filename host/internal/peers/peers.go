@@ -61,9 +61,9 @@ type Peers struct {
 	store    *store.Store
 	listener net.Listener // nil if this host lends nothing
 	lending  *lending
-	pause    time.Duration // first pause of a peer that is left alone
-	nixl     *nixlWay      // nil if all bytes go by gRPC
-	reads    pace          // limits the bytes read from all peers
+	pause    time.Duration    // first pause of a peer that is left alone
+	nixl     *nixlWay         // nil if all bytes go by gRPC
+	reads    pace             // limits the bytes read from all peers
 	learns   *arrivals.Effort // limits the processors' time for lists, and for frames of no call, of each peer
 
 	addresses atomic.Pointer[map[string]bool] // addresses of the configured hosts
