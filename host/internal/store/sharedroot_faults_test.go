@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 // settled waits until all hosts' accounts are what is on the disk.
@@ -257,6 +258,48 @@ func TestAStaleHandleOfTheHosts(t *testing.T) {
 	s.pass(6)
 	for _, f := range s.hosts {
 		f.must(f.idle())
+	}
+}
+
+// TestOddThingsAmongHosts: what no host makes, under the names of hosts and of their files, does not keep the hosts from storing, and is
+// not followed.
+func TestOddThingsAmongHosts(t *testing.T) {
+	for what, plant := range map[string]func(hosts, host string) error{
+		"a pipe as status":        func(_, host string) error { return unix.Mkfifo(host+"/status", 0o600) },
+		"a pipe as a log":         func(_, host string) error { return unix.Mkfifo(host+"/log.0", 0o600) },
+		"a link as status":        func(_, host string) error { return os.Symlink("/dev/zero", host+"/status") },
+		"a link as a log":         func(_, host string) error { return os.Symlink("/dev/zero", host+"/log.0") },
+		"a link to itself":        func(_, host string) error { return os.Symlink("status", host+"/status") },
+		"a directory as status":   func(_, host string) error { return os.Mkdir(host+"/status", 0o700) },
+		"a directory as a log":    func(_, host string) error { return os.Mkdir(host+"/log.0", 0o700) },
+		"a log of nonsense":       func(_, host string) error { return os.WriteFile(host+"/log.0", make([]byte, 100), 0o600) },
+		"a file as a host":        func(hosts, _ string) error { return os.WriteFile(hosts+"/file.1", nil, 0o600) },
+		"a link as a host":        func(hosts, _ string) error { return os.Symlink("/etc", hosts+"/link.1") },
+		"a pipe as one that left": func(hosts, _ string) error { return unix.Mkfifo(hosts+"/../gone/pipe.1", 0o600) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newTurns(t)
+			a, b := s.host("a", 24), s.host("b", 24)
+			s.pass(3)
+			equal(t, "a is the evictor", a.fellowStats().Evictor, true)
+			hosts := filepath.Join(s.dir, shared.Dir, "hosts")
+			must(t, os.Mkdir(hosts+"/odd.1", 0o700))
+			must(t, plant(hosts, hosts+"/odd.1"))
+			stored := 0
+			for n := range uint64(60) {
+				if err := b.put(n, 0); err == nil {
+					stored++
+				} else if !errors.Is(err, ErrNoSpace) {
+					t.Fatal(err)
+				}
+				s.pass(3)
+				s.within()
+			}
+			t.Logf("%d stored", stored)
+			if stored < 20 {
+				t.Errorf("%d of 60 puts, want at least what has room", stored)
+			}
+		})
 	}
 }
 

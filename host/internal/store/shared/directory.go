@@ -168,7 +168,7 @@ func (d *directory) readStatus(dir string, p *peer, now time.Duration) error {
 	if err == nil {
 		err = s.check()
 	}
-	if errors.Is(err, ErrDamaged) {
+	if errors.Is(err, ErrDamaged) || odd(err) {
 		d.m.log.Warn("cannot read a member's status", "error", err)
 		return nil
 	}
@@ -349,7 +349,7 @@ const maxControl = 64 << 20
 
 func (t *tree) getBytes(name string) ([]byte, error) {
 	b, _, err := pieceformat.ReadFile(t.fs, name, maxControl)
-	if errors.Is(err, pieceformat.ErrDamaged) {
+	if errors.Is(err, pieceformat.ErrDamaged) || odd(err) {
 		err = fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return b, err
@@ -428,6 +428,11 @@ func missing(err error) bool { return absent(err) || errors.Is(err, unix.ESTALE)
 // absent reports whether an error proves that a name does not exist. ESTALE does not: a directory that could not be listed may
 // have entries.
 func absent(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+
+// odd reports whether something that no member makes has the name of a file or of a directory: a pipe, a link, the other kind.
+func odd(err error) bool {
+	return errors.Is(err, staging.ErrNotRegular) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
+}
 
 func ignoreMissing(err error) error {
 	if absent(err) {

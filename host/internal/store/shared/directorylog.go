@@ -230,7 +230,7 @@ func (d *directory) follow(each func(r *Record)) (all bool, err error) {
 		switch {
 		case missing(err): // renamed or removed
 			all = false
-		case errors.Is(err, ErrDamaged):
+		case errors.Is(err, ErrDamaged), odd(err):
 			m.log.Warn("cannot read a log", "error", err)
 		case err != nil:
 			return false, err
