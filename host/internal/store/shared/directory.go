@@ -382,11 +382,8 @@ func (t *tree) list(dir string) ([]string, error) {
 // removeAll removes a directory and its contents. A missing name is not an error.
 func (t *tree) removeAll(dir string) error {
 	entries, err := t.fs.ReadDir(dir)
-	if absent(err) {
-		return nil
-	}
-	if err != nil {
-		return err
+	if err != nil && !odd(err) {
+		return ignoreMissing(err)
 	}
 	for _, e := range entries {
 		name := dir + "/" + e.Name()

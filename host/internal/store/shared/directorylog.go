@@ -108,6 +108,7 @@ type tail struct {
 	at        int64 // offset in the file; 0 before the header
 	published int64 // total bytes published according to the records read
 	lost      bool  // set if part of the log was removed before it was read
+	given     bool  // set once a log that cannot be read is not waited for
 }
 
 // follow reads to the end of the log in dir and calls each for every record. It returns fs.ErrNotExist if the directory was
@@ -232,6 +233,9 @@ func (d *directory) follow(each func(r *Record)) (all bool, err error) {
 			all = false
 		case errors.Is(err, ErrDamaged), odd(err):
 			m.log.Warn("cannot read a log", "error", err)
+			if i >= len(d.live) { // it cannot grow any more: a scan finds what it should have said
+				t.lost, t.given, p.ended = !t.given, true, true
+			}
 		case err != nil:
 			return false, err
 		default:
@@ -241,7 +245,7 @@ func (d *directory) follow(each func(r *Record)) (all bool, err error) {
 		if t.lost {
 			t.lost = false
 			if m.admitted {
-				m.log.Warn("log rotated before it was read; scanning the root again", "log", name)
+				m.log.Warn("log lost before it was read; scanning the root again", "log", name)
 				m.scanAgain()
 			}
 		}

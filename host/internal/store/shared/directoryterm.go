@@ -292,6 +292,9 @@ func (d *directory) expel(name string, a *account, _ time.Duration) error {
 			err = d.fs.Rename(copied, last)
 		}
 	}
+	if odd(err) { // no host appends to it
+		err = nil
+	}
 	a.sealed = ignoreMissing(err) == nil
 	return ignoreMissing(err)
 }
@@ -301,6 +304,10 @@ func (d *directory) expel(name string, a *account, _ time.Duration) error {
 func (d *directory) sweep(name string, a *account, _ time.Duration) error {
 	m, dir := d.m, d.gone()+"/"+name
 	entries, err := d.fs.ReadDir(dir + "/t")
+	if odd(err) { // it is no host's
+		a.swept = m.peer(name).ended
+		return nil
+	}
 	if err != nil && !absent(err) {
 		return err
 	}
