@@ -137,7 +137,7 @@ func (h *sizesHistory) run() {
 		return
 	}
 	h.end()
-	if h.loads == 0 && h.kind != "bucket" || h.evicted == 0 { // a bucket may be empty for as long as the credit of killed hosts is reserved
+	if h.loads == 0 || h.evicted == 0 {
 		h.Errorf("%d chunks were loaded and %d evicted: the history is about nothing", h.loads, h.evicted)
 	}
 	h.Logf("%v, %d ranks: %d chunks loaded, %d failed, %d evicted, %d kills", h.model, h.sizes, h.loads, h.failed, h.evicted, h.killed)

@@ -88,7 +88,8 @@ type evictor struct {
 // grant is the evictor's account of one member.
 type grant struct {
 	Granted int64  `json:"granted"`
-	End     uint64 `json:"end,omitempty"` // number after the last log object with records, once the member is gone; else 0
+	Spent   int64  `json:"spent,omitempty"` // least part of Granted that was published or returned, once the member is gone; else 0
+	End     uint64 `json:"end,omitempty"`   // number after the last log object with records, once the member is gone; else 0
 }
 
 // batchOutcome is a batch without its victims, which are an object of their own.
@@ -104,7 +105,7 @@ func decodeEvictor(b []byte) (*evictor, error) {
 		return nil, err
 	}
 	for name, s := range o.Grants {
-		if s == nil || s.End > mostLogs+1 {
+		if s == nil || s.End > mostLogs+1 || s.Spent < 0 {
 			return nil, fmt.Errorf("%w: no grant of %s: %+v", ErrDamaged, name, s)
 		}
 	}

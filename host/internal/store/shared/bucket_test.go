@@ -236,3 +236,50 @@ func TestAnElectionWithoutAnAnswer(t *testing.T) {
 		t.Error("it does not act when it has written")
 	}
 }
+
+// room is a root with bytes in use. It notes how many an evictor wants to free.
+type room struct {
+	Backend
+	used, freed int64
+}
+
+func (r *room) Used() int64 { return r.used }
+
+func (r *room) Victims(bytes int64) []Victim {
+	r.freed += bytes
+	return nil
+}
+
+// TestAnHeir: of the credit of a member that was gone before, an heir reserves what was not spent, as the evictor before it knew, and no
+// more than there is free. It evicts for that only if a member wants room, and tells the next heir what it knows.
+func TestAnHeir(t *testing.T) {
+	for _, c := range []struct {
+		name                                  string
+		spent, returned, want, outside, freed int64
+	}{
+		{"nearly all is spent", 490, 0, 0, 10, 0},
+		{"nearly all is spent, and the rest is enough", 490, 0, 5, 15, 0},
+		{"nothing is known", 0, 0, 0, 20, 0},
+		{"nothing is known, and a member wants room", 0, 0, 5, 20, 15},
+		{"this host knows more", 490, 495, 0, 5, 0},
+	} {
+		r := &room{used: 80}
+		m, err := New(Config{Objects: elected{}, Host: "a", Capacity: 100, Lapse: modelLapse, Unique: func() uint64 { return 1 },
+			Now: func() time.Duration { return time.Hour }}, r)
+		testenv.OK(t, err)
+		m.name, m.admitted, m.peers, m.docket.back = "a.1", true, map[string]*peer{}, r
+		m.peer("a.1").Want, m.peer("b.1").Returned = c.want, c.returned
+		b := m.medium.(*bucket)
+		b.readings = map[string]*reading{}
+		b.evictor = &evictor{Term: 3, Owner: "a.1", Grants: map[string]*grant{"a.1": {}, "b.1": {Granted: 500, Spent: c.spent, End: 7}}}
+		b.begin()
+		m.term.knows = true
+		testenv.OK(t, m.term.balance())
+		if m.term.outside != c.outside || r.freed != c.freed {
+			t.Errorf("%s: %d bytes are reserved, and %d freed; want %d and %d", c.name, m.term.outside, r.freed, c.outside, c.freed)
+		}
+		if got, want := b.record("a.1").Grants["b.1"].Spent, max(c.spent, c.returned); got != want {
+			t.Errorf("%s: the next heir reads that %d are spent, want %d", c.name, got, want)
+		}
+	}
+}

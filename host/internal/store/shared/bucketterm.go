@@ -52,7 +52,7 @@ func (b *bucket) begin() {
 	b.cleaned, b.ticket = false, m.Ticket()
 	t := m.term
 	for name, g := range b.evictor.Grants {
-		*t.account(name) = account{granted: g.Granted, end: g.End, gone: g.End > 0, sealed: g.End > 0, inherited: g.End > 0}
+		*t.account(name) = account{granted: g.Granted, spent: g.Spent, end: g.End, gone: g.End > 0, sealed: g.End > 0, inherited: g.End > 0}
 	}
 	for n, o := range b.evictor.Batches {
 		p := &proposal{forget: o.Forget, written: true, judged: o.Decided, decided: o.Decided, all: o.All, spared: map[int]bool{}}
@@ -226,7 +226,10 @@ func (b *bucket) record(owner string) *evictor {
 	t := b.m.term
 	next := &evictor{Term: t.number, Owner: owner, Beat: b.evictor.Beat, Grants: map[string]*grant{}, Batches: map[uint64]*batchOutcome{}}
 	for name, a := range t.accounts {
-		next.Grants[name] = &grant{a.granted, a.end}
+		next.Grants[name] = &grant{Granted: a.granted, End: a.end}
+		if a.end > 0 {
+			next.Grants[name].Spent = t.spent(name, a)
+		}
 	}
 	for n, p := range t.batches {
 		if p.stored || p.written {

@@ -130,8 +130,8 @@
 // that the object does not exist, and reads and lists that return everything written before they began. The objects are below
 // the root's .kvhost/shared:
 //
-//	evictor            term, owner and heartbeat counter; a grant for each member: the credit granted to it and, once it is gone, where
-//	                   its log ends; the batches of victims and the decisions
+//	evictor            term, owner and heartbeat counter; a grant for each member: the credit granted to it and, once it is gone, how
+//	                   much of that is known to be spent and where its log ends; the batches of victims and the decisions
 //	hosts/<member>     heartbeat counter, length of its log, acknowledgements and vetoes, the state of its credit
 //	log/<member>/<n>   the entries that it published, touched or found damaged since n-1; written once
 //	batch/<n>          victims; written once

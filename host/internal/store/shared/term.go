@@ -38,6 +38,7 @@ type account struct {
 
 	// of a bucket
 	inherited bool          // set if it was gone before the term began, so that its totals may be unknown
+	spent     int64         // of an inherited account: least part of granted that was published or returned, as its evictor knew it
 	end       uint64        // number after the last log object with records, once the member is gone; else 0
 	since     time.Duration // when end was seen first
 }
@@ -275,6 +276,15 @@ func (t *term) judge(n uint64, b *proposal) (over bool, err error) {
 	return true, nil
 }
 
+// spent returns the least part of a member's credit that it has published or returned.
+func (t *term) spent(name string, a *account) int64 {
+	p, published := t.m.peer(name), t.m.published
+	if name != t.m.name {
+		published = p.published
+	}
+	return max(a.spent, p.Returned+published)
+}
+
 // maxBatch is the maximum number of victims in a batch.
 const maxBatch = 1024
 
@@ -292,11 +302,7 @@ func (t *term) balance() error {
 		p := m.peer(name)
 		if !a.swept {
 			unknown = unknown || a.unknown // Its bytes are unknown until its temporaries are cleared.
-			published := p.published
-			if name == m.name {
-				published = m.published
-			}
-			if left := max(0, a.granted-p.Returned-published); a.inherited {
+			if left := max(0, a.granted-t.spent(name, a)); a.inherited {
 				inherited += left
 			} else {
 				t.outside += left
@@ -314,13 +320,14 @@ func (t *term) balance() error {
 		t.outside += inherited
 		return nil
 	}
-	// The log of a member that was gone before this host joined is not read, so its outstanding credit looks like all that it was ever
-	// granted. With the pieces, it was at most the capacity: without this bound, all pieces would go until the next audit.
+	// If no evictor knew how much a member had spent that is gone, its outstanding credit looks like all that it was ever granted. With
+	// the pieces, it was at most the capacity: without this bound, all pieces would go until the next audit.
 	used := m.back.Used()
 	if t.room < 0 {
 		t.room = max(0, m.cfg.Capacity-used)
 	}
-	t.outside += min(inherited, t.room)
+	inherited = min(inherited, t.room)
+	t.outside += inherited
 	// The smallest wishes are served first; the rest is shared among the larger ones.
 	slices.SortFunc(live, func(a, b string) int { return cmp.Or(cmp.Compare(short[a], short[b]), cmp.Compare(a, b)) })
 	room, unmet := m.cfg.Capacity-used-t.outside, int64(0)
@@ -337,7 +344,11 @@ func (t *term) balance() error {
 			return err // The grant stays counted, and is written at the next step.
 		}
 	}
-	t.evict(used + t.outside + unmet)
+	level := used + t.outside + unmet
+	if unmet == 0 {
+		level -= inherited // nothing is needed of the room that is reserved for members that are gone
+	}
+	t.evict(level)
 	return nil
 }
 
