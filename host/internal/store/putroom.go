@@ -265,11 +265,11 @@ func (l *level) enter(ctx context.Context, p *Put) (*root, error) {
 		if err != nil {
 			return nil, err
 		}
-		freeSpace{r}.refresh()
 		if err := r.turn(ctx, p.q.Tenant); err != nil {
 			return nil, err
 		}
 		if r.Health.Takes() {
+			freeSpace{r}.refresh() // in the put's turn, so that no victims are leaving
 			return r, nil
 		}
 		r.endTurn()

@@ -120,9 +120,11 @@ func (r freeSpace) refresh() {
 	}
 }
 
-// measure measures the free space. Files that are unlinked or written during the measurement may count twice until the next one, so
-// the floor can be short by their bytes for that time.
+// measure measures the free space.
 func (r freeSpace) measure() {
+	r.Lock()
+	settled := r.Account.Settled(r.Unwritten())
+	r.Unlock()
 	space, err := r.FS.Statfs(r.Path)
 	if err != nil {
 		return // the last measurement stays in effect
@@ -133,7 +135,7 @@ func (r freeSpace) measure() {
 		r.Account.Owns(space.Total)
 		return
 	}
-	r.Account.Measured(space.Total, space.Available, r.Unwritten())
+	r.Account.Measured(space.Total, space.Available, settled)
 }
 
 // full records that the file system was full although the account had room.
@@ -151,8 +153,9 @@ func (r freeSpace) watch(ctx context.Context) {
 	if !r.Health.Takes() {
 		return
 	}
-	if r.Account.Floor() {
+	if r.Account.Floor() && r.turn(ctx, abi.None) == nil { // in its turn, so that no victims are leaving
 		r.measure()
+		r.endTurn()
 	}
 	if r.Account.Retry() {
 		r.Health.Promote(health.Full, health.In)

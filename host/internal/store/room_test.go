@@ -37,7 +37,7 @@ func TestFloor(t *testing.T) {
 	}
 	for n := range uint64(200) {
 		f.mustPut(n)
-		if got := free(); got < keep-pieceBytes { // see freeSpace.measure
+		if got := free(); got < keep {
 			t.Fatalf("%d bytes are left of the file system after %d puts", got, n+1)
 		}
 	}
@@ -355,14 +355,28 @@ func (f *fixture) mustPutRanks(tenant uint32, n uint64, ranks uint64) {
 	}
 }
 
-// smallDisk is a file system that has so many bytes for what is below a directory.
+// smallDisk is a file system that has so many bytes for what is below a directory. A test may have something happen before and
+// after its space is taken, and after a file is removed, or in place of that.
 type smallDisk struct {
 	staging.FS
-	dir   string
-	bytes int64
+	dir           string
+	bytes         int64
+	before, after func()
+	remove        func(name string) error
+}
+
+func (d *smallDisk) Remove(name string) error {
+	if d.remove != nil {
+		return d.remove(name)
+	}
+	return d.FS.Remove(name)
 }
 
 func (d *smallDisk) Statfs(string) (staging.Space, error) {
+	if d.before != nil {
+		d.before()
+		defer d.after()
+	}
 	used := int64(0)
 	_ = filepath.WalkDir(d.dir, func(name string, e os.DirEntry, err error) error {
 		if info, serr := d.FS.Stat(name); serr == nil && err == nil && !e.IsDir() &&
@@ -415,6 +429,54 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 	}
 	f.crash()
 	noError(t, f.check())
+}
+
+// TestFloorOfWhatLeaves: bytes that are written or unlinked while the free space is measured count once, whichever comes first.
+func TestFloorOfWhatLeaves(t *testing.T) {
+	const keep, all = 4, 40
+	disk := &smallDisk{FS: staging.OS(), dir: t.TempDir(), bytes: all * pieceBytes}
+	f := newFixtureIn(t, disk.dir, 100, 1, func(c *Config) {
+		c.Roots[0].MinFree, c.FS, c.UpkeepEvery = keep*pieceBytes, disk, time.Hour
+	})
+	f.mustPut(upTo(10)...)
+	r := f.root()
+	check := func(when string) {
+		t.Helper()
+		if got := f.store.Stats().Roots[0].Limit; got != (all-keep)*pieceBytes {
+			t.Errorf("%s: limit of %d pieces, want %d", when, got/pieceBytes, all-keep)
+		}
+	}
+	disk.before, disk.after = func() { f.drop(0) }, func() { f.mustPut(20) }
+	freeSpace{r}.measure()
+	disk.before = nil
+	check("one piece leaves before and one comes after")
+
+	removed := 0
+	measuring := func(name string) error {
+		err := disk.FS.Remove(name)
+		if strings.HasSuffix(name, ".kv") { // no directory
+			removed++
+			freeSpace{r}.measure()
+		}
+		return err
+	}
+	disk.remove = measuring
+	f.drop(1)
+	check("an entry leaves")
+	r.dropDamaged(f.markOf(2), 0, f.pieceFile(2, 0), pieceformat.ErrDamaged)
+	r.Quarantine.Shrink(1)
+	check("a damaged file leaves")
+	disk.remove = func(string) error { return unix.EACCES }
+	f.drop(3)
+	disk.remove = measuring
+	r.Orphans.Retry(t.Context())
+	check("an orphan leaves")
+	if removed != 3 {
+		t.Errorf("%d files were removed, want 3", removed)
+	}
+	freeSpace{r}.measure()
+	check("at last")
+	f.checkUsed()
 }
 
 // TestMoreTenantsThanNumbers finds and stores pieces of tenants that get no number. Nobody else may be billed for them.

@@ -47,8 +47,10 @@ type Account struct {
 	bounds   Bounds
 	used     int64 // sum of part
 	part     [parts]int64
-	tenants  []int64 // part[Entries] by tenant number
-	free     int64   // most that the root may use by the last measurement
+	leaving  [parts]int64 // bytes of files that are being unlinked, included in part
+	begun    int64        // sum of all bytes that were ever added to leaving
+	tenants  []int64      // part[Entries] by tenant number
+	free     int64        // most that the root may use by the last measurement
 	measured time.Time
 	dirs     int64     // bytes of directories
 	ceiling  int64     // bytes in use when the file system was full
@@ -194,9 +196,9 @@ func (a *Account) Remove(from Part, bytes int64) int64 {
 	return bytes
 }
 
-// Check compares the account with figures that the owner has counted: the bytes of entries by tenant, and the bytes of the
-// quarantine.
-func (a *Account) Check(tenants []int64, quarantine int64) error {
+// Check compares the account with figures that the owner has counted: the bytes of entries by tenant, those of entries that are
+// leaving, and the bytes of the quarantine.
+func (a *Account) Check(tenants []int64, leaving, quarantine int64) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var entries int64
@@ -210,11 +212,24 @@ func (a *Account) Check(tenants []int64, quarantine int64) error {
 				a.ownedBy(uint16(tenant)))
 		}
 	}
+	if leaving != a.leaving[Entries] {
+		return fmt.Errorf("entries of %d bytes are leaving, the account says %d", leaving, a.leaving[Entries])
+	}
 	if entries+quarantine+a.part[Orphans]+a.part[Unscanned] != a.used {
 		return fmt.Errorf("entries %d, quarantine %d, orphans %d and unscanned %d make not the %d bytes used",
 			entries, quarantine, a.part[Orphans], a.part[Unscanned], a.used)
 	}
 	return nil
+}
+
+// Leave records that files with the given bytes of a part are about to be unlinked. With negative bytes, it records that this has
+// ended.
+func (a *Account) Leave(from Part, bytes int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.leaving[from] += bytes
+	a.begun += max(0, bytes)
+	a.check()
 }
 
 // Reset empties the account, for a root that is opened again.
@@ -253,8 +268,8 @@ func (a *Account) check() {
 	}
 	sum, owned := int64(0), int64(0)
 	for p, n := range a.part {
-		if sum += n; n < 0 {
-			panic(fmt.Sprintf("%s: part %d of the account is %d bytes", a.dir, p, n))
+		if sum += n; n < 0 || a.leaving[p] < 0 {
+			panic(fmt.Sprintf("%s: part %d of the account is %d bytes, of which %d are leaving", a.dir, p, n, a.leaving[p]))
 		}
 	}
 	for tenant, n := range a.tenants {
@@ -289,12 +304,24 @@ func (a *Account) Stale() bool {
 	return a.floor() && a.now().Sub(a.measured) > freshness
 }
 
-// Measured records a measurement of the file system: its size and the available bytes. Of the bytes in use, unwritten ones are
-// assumed to have no space on the file system yet, since it does not report that.
-func (a *Account) Measured(total, available, unwritten int64) {
+// Settled returns a value to pass to Measured. It must be called before the measurement. Unwritten bytes are assumed to have no
+// space on the file system yet, since it does not report that.
+func (a *Account) Settled(unwritten int64) int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.free, a.measured = max(0, a.used-unwritten+available-a.keep(total)), a.now()
+	settled := a.used - unwritten + a.begun
+	for _, n := range a.leaving {
+		settled -= n
+	}
+	return settled
+}
+
+// Measured records a measurement of the file system: its size and the available bytes. Of the root's bytes, it counts those that
+// were on the file system throughout. Any others may be among the available ones.
+func (a *Account) Measured(total, available, settled int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.free, a.measured = max(0, settled-a.begun+available-a.keep(total)), a.now()
 }
 
 // Owns records the size of a file system that holds only this root.

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/host/internal/store/index"
@@ -55,6 +56,7 @@ func (s *Set) BeginEvict(slot uint32) Eviction {
 	if s.scanning {
 		s.removed[s.Index.Fingerprint(slot)] = struct{}{}
 	}
+	s.Account.Leave(capacity.Entries, s.Index.Bytes(slot))
 	f := s.flights[slot]
 	f.unlinking = true
 	s.flights[slot] = f
@@ -84,6 +86,7 @@ func (s *Set) Revive(v *Eviction) {
 		return
 	}
 	e.Unset(index.Evicting)
+	s.Account.Leave(capacity.Entries, -s.Index.Bytes(v.Slot))
 	if e.Is(index.Complete) {
 		s.completed(v.Slot, kv.Root)
 	}
@@ -115,8 +118,7 @@ func (s *Set) Evict(m Mark, unlink func(*Eviction)) {
 // most the bytes of the entry, and returns their number.
 func (s *Set) Release(v *Eviction, most int64) int64 {
 	n := min(most, s.Index.Bytes(v.Slot))
-	s.Index.Resize(v.Slot, -n)
-	s.Account.Release(s.Index.Owner(v.Slot).Tenant, n)
+	Rebook(s, v.Slot, s.Index.Bytes(v.Slot)-n)
 	return n
 }
 
@@ -153,6 +155,7 @@ func (s *Set) reap(slot uint32) {
 		s.reaped.Broadcast()
 	}
 	if e.Pins() == 0 {
+		s.Account.Leave(capacity.Entries, -s.Index.Bytes(slot))
 		s.Account.Release(s.Index.Owner(slot).Tenant, s.Index.Bytes(slot))
 		s.ClassOf(slot).Release()
 		s.Index.Release(slot)

@@ -190,8 +190,7 @@ func (s *Set) AddFile(of Twice, rank uint32, path string, allocated int64) {
 		s.Index.AddName(of.Slot, pieceformat.Name{Rank: rank, Path: of.Other}) // the first file is the one to read
 	}
 	if s.Index.AddName(of.Slot, pieceformat.Name{Rank: rank, Path: path}) {
-		s.Index.Resize(of.Slot, allocated)
-		s.Account.Commit(s.Index.Owner(of.Slot).Tenant, allocated)
+		Rebook(s, of.Slot, s.Index.Bytes(of.Slot)+allocated)
 	}
 }
 

@@ -356,7 +356,7 @@ func (s *Set) Check(quarantine int64) error {
 	if err := s.Index.Check(); err != nil {
 		return err
 	}
-	var complete int64
+	var complete, leaving int64
 	var tenants []int64
 	for slot := range s.Index.High() {
 		e := s.Index.At(slot)
@@ -368,6 +368,9 @@ func (s *Set) Check(quarantine int64) error {
 			tenants = append(tenants, 0)
 		}
 		tenants[tenant] += s.Index.Bytes(slot)
+		if e.Is(index.Evicting) {
+			leaving += s.Index.Bytes(slot)
+		}
 		if e.Is(index.Detached) {
 			continue
 		}
@@ -388,7 +391,7 @@ func (s *Set) Check(quarantine int64) error {
 	if complete != s.complete {
 		return fmt.Errorf("%d complete entries, the count says %d", complete, s.complete)
 	}
-	return s.Account.Check(tenants, quarantine)
+	return s.Account.Check(tenants, leaving, quarantine)
 }
 
 // Census counts the bytes that are reserved for missing pieces, and the entries that are pinned, being written or being

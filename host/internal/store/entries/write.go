@@ -106,9 +106,7 @@ func (s *Set) Unreserve(slot, rank uint32, bytes int64) {
 		return
 	}
 	s.Index.UnreservePiece(slot, rank)
-	bytes = min(bytes, s.Index.Bytes(slot))
-	s.Index.Resize(slot, -bytes)
-	s.Account.Release(s.Index.Owner(slot).Tenant, bytes)
+	Rebook(s, slot, max(0, s.Index.Bytes(slot)-bytes))
 }
 
 // Written enters a published piece with its name, which is empty for the built-in one. The piece used diff bytes more than were
@@ -137,6 +135,9 @@ func Rebook(s *Set, slot uint32, bytes int64) {
 	diff := bytes - s.Index.Bytes(slot)
 	s.Index.Resize(slot, diff)
 	s.Account.Commit(s.Index.Owner(slot).Tenant, diff)
+	if s.Index.At(slot).Is(index.Evicting) {
+		s.Account.Leave(capacity.Entries, diff)
+	}
 }
 
 // EndWrite ends the writing of a piece and the put's pin. An entry without any piece, present or being written, is removed.

@@ -152,7 +152,7 @@ func TestDirectoriesChangeWhileCounted(t *testing.T) {
 // TestOrphansAreBounded: the list takes so many and no more, and nothing is left of those that are gone.
 func TestOrphansAreBounded(t *testing.T) {
 	var l Orphans
-	l.init(nil)
+	l.init(&Dir{account: capacity.New(capacity.Config{})})
 	for n := range maxOrphans {
 		l.add(&Orphan{name: fmt.Sprint("/root/", n)})
 	}
@@ -173,7 +173,7 @@ func TestOrphansAreBounded(t *testing.T) {
 func TestClaimWaitsForAnUnlink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Orphans
-		l.init(nil)
+		l.init(&Dir{account: capacity.New(capacity.Config{})})
 		l.add(&Orphan{name: "/root/a"})
 		o := l.first()
 		var got []*Orphan

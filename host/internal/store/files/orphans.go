@@ -105,7 +105,9 @@ func (l *Orphans) grow(name string, bytes int64) (more int64) {
 	for _, o := range l.by[name] {
 		if !o.renamed {
 			more = max(0, bytes-o.bytes)
-			o.bytes += more
+			if o.bytes += more; o.deleting {
+				l.dir.account.Leave(capacity.Orphans, more)
+			}
 			return more
 		}
 	}
@@ -122,6 +124,7 @@ func (l *Orphans) first() *Orphan {
 	}
 	o := l.queue[0]
 	l.queue, o.deleting = l.queue[1:], true
+	l.dir.account.Leave(capacity.Orphans, o.bytes)
 	return o
 }
 
@@ -131,6 +134,7 @@ func (l *Orphans) deleted(o *Orphan, failed error) {
 	defer l.mu.Unlock()
 	if o.deleting = false; failed != nil {
 		l.queue = append(l.queue, o)
+		l.dir.account.Leave(capacity.Orphans, -o.bytes)
 	} else {
 		l.forget(o)
 	}
@@ -214,6 +218,7 @@ func (l *Orphans) retryOne() bool {
 	}
 	if l.deleted(o, err); err == nil {
 		l.removed(o)
+		l.dir.account.Leave(capacity.Orphans, -o.bytes)
 	}
 	return health.Judge(err) != health.Shortage
 }

@@ -138,8 +138,10 @@ func (q *Quarantine) oldest() Kept {
 // Remove unlinks files that were taken off the list. The root's lock must not be held.
 func (q *Quarantine) Remove(list []Kept) {
 	for _, k := range list {
+		q.dir.account.Leave(capacity.Quarantine, k.Bytes)
 		q.dir.Discard(k.name, k.Bytes)
 		q.dir.account.Remove(capacity.Quarantine, k.Bytes)
+		q.dir.account.Leave(capacity.Quarantine, -k.Bytes)
 		q.mu.Lock()
 		delete(q.known, k.name)
 		q.mu.Unlock()
