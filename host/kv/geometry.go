@@ -2,6 +2,7 @@ package kv
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -56,6 +57,11 @@ func (g *Geometry) payload() uint64 {
 		n += uint64(p.PageBytes)
 	}
 	return n * uint64(g.Blocks)
+}
+
+// Equal reports whether two geometries have the same planes and blocks, by which chunks are indexed.
+func (g Geometry) Equal(o Geometry) bool {
+	return g.Blocks == o.Blocks && slices.Equal(g.Planes, o.Planes)
 }
 
 // PageBytes returns the sum of all page bytes of one rank's chunk, without gaps.

@@ -276,15 +276,14 @@ func (e *Evict) ask(ask abi.Ask, last []abi.Event, dst []uint32) (int, error) {
 const MaxSilences = 64
 
 // Unanswered counts an answer that names no evictable entry although there is one. After more than [MaxSilences] in a
-// row it ends the policy and returns a fault. An answer that leaves the question to the host does not count.
-func (e *Evict) Unanswered() error {
+// row it ends the policy, so that the next question returns a fault. An answer that leaves the question to the host does not count.
+func (e *Evict) Unanswered() {
 	if e.left {
-		return nil
+		return
 	}
-	if e.silences++; e.silences <= MaxSilences {
-		return nil
+	if e.silences++; e.silences > MaxSilences {
+		_ = e.drop(e.bad("named no entry that can go in %d questions in a row, although there were some", e.silences))
 	}
-	return e.drop(e.bad("named no entry that can go in %d questions in a row, although there were some", e.silences))
 }
 
 // Answered resets the count of [Evict.Unanswered], because an entry that the policy named was evicted.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/s3fs"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -303,4 +305,59 @@ func lentRoot(t *testing.T) {
 	f.borrow(21, 0, 1)
 	f.restart()
 	equal(t, "entries of loans after a start", lent(), 0)
+}
+
+// TestPublishedAfterItsEntryWent: a piece that is published when its entry was evicted meanwhile is removed. If the entry was forgotten with
+// all others, the file stays, since the next scan finds it.
+func TestPublishedAfterItsEntryWent(t *testing.T) {
+	for _, forgotten := range []bool{false, true} {
+		f := newFixture(t, 4, 1)
+		p := f.begin(0)
+		must(t, write(p))
+		r := f.root()
+		r.Lock()
+		if forgotten {
+			entries.Forget(&r.Set, p.mark.Slot)
+		} else {
+			v := r.BeginEvict(p.mark.Slot)
+			r.FinishEvict(&v)
+		}
+		r.Unlock()
+		if err := p.Publish(t.Context()); !errors.Is(err, ErrGone) {
+			t.Errorf("forgotten %v: publishing: %v, want ErrGone", forgotten, err)
+		}
+		if _, err := os.Stat(p.target); forgotten != (err == nil) {
+			t.Errorf("forgotten %v: the file: %v", forgotten, err)
+		}
+		if !forgotten {
+			f.checkUsed()
+		}
+	}
+}
+
+// TestRestOfAVictim: of a victim that was spared all files are looked at, also those that only the evictor knew; of one that was removed only
+// the others, and those that came since.
+func TestRestOfAVictim(t *testing.T) {
+	f := newFixture(t, 4, 1)
+	f.mustPut(0)
+
+	known := &pendingEviction{entry: true, learned: map[string]bool{"later": true}}
+	known.Eviction = entries.Eviction{Class: f.space.Class(0), Key: testKey(0), Pieces: 1}
+	own := known.files()[0]
+	for _, c := range []struct {
+		d       *pendingEviction
+		victim  []string
+		removed bool
+		want    []string
+	}{
+		{known, []string{own, "other"}, false, []string{own, "later", "other"}},
+		{known, []string{own, "other"}, true, []string{"later"}},
+		{known, []string{"other"}, true, []string{own, "later"}},
+		{&pendingEviction{}, []string{own, "other"}, false, []string{own, "other"}},
+		{&pendingEviction{}, []string{own, "other"}, true, nil},
+	} {
+		if got := c.d.rest(c.victim, c.removed); !slices.Equal(got, c.want) {
+			t.Errorf("entry %v, victim %q, removed %v: %q, want %q", c.d.entry, c.victim, c.removed, got, c.want)
+		}
+	}
 }

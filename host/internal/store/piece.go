@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -131,8 +130,7 @@ func (p *Piece) Verify(head []byte) (*Head, error) {
 		if plan, err = p.root.kept.Plan(h.Plan); err != nil {
 			return nil, err
 		}
-		if now := p.class.Plan.Geometry(); plan.Geometry().Blocks != now.Blocks ||
-			!slices.Equal(plan.Geometry().Planes, now.Planes) {
+		if !plan.Geometry().Equal(p.class.Plan.Geometry()) {
 			return nil, fmt.Errorf("%w: plan %s is of another geometry", pieceformat.ErrWrongPiece, h.Plan)
 		}
 	}

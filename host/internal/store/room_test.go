@@ -42,9 +42,13 @@ func TestFloor(t *testing.T) {
 		}
 	}
 	f.mustRead(199)
-	if got := f.store.Stats().Roots[0]; got.Evictions == 0 || got.Limit >= got.Capacity || got.Used > got.Limit {
-		t.Errorf("a root with a floor: %+v, want evictions and a limit below its capacity that holds", got)
+	if got := f.store.Stats().Roots[0]; got.Evictions == 0 || got.Limit >= got.Capacity {
+		t.Errorf("a root with a floor: %+v, want evictions and a limit below its capacity", got)
 	}
+	await(t, "the limit holds", func() bool { // the last measurement may have found a piece half written, and counted its bytes twice
+		got := f.store.Stats().Roots[0]
+		return got.Used <= got.Limit
+	})
 	must(t, os.WriteFile(filepath.Join(dir, "others"), make([]byte, 600<<10), 0o600))
 	await(t, "room is made for others", func() bool { return free() >= keep })
 	if f.store.Stats().Roots[0].Entries == 0 {

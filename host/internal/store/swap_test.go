@@ -595,6 +595,24 @@ func TestShadow(t *testing.T) {
 	f.checkUsed()
 }
 
+// TestShadowHearsOfEnds: a request's end reaches the evict policy of a shadow, too.
+func TestShadowHearsOfEnds(t *testing.T) {
+	w := &witness{}
+	f := newFixture(t, 4, 1, func(c *Config) {
+		c.Policies.Shadows = []Shadow{{Policy: policy.NewHandle(w.module(), "hears", nil, nil), Capacity: pieceBytes}}
+	})
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(0), Request: 7})
+	must(t, err)
+	l.Release()
+	f.store.EndRequest(7, abi.Hints{})
+	f.mustPut(0, 1) // the policy is asked for a victim, and gets its events first
+	await(t, "the shadow hears of the end", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return slices.ContainsFunc(w.events, func(ev abi.Event) bool { return ev.Op == abi.OpRequestEnd && ev.Request == 7 })
+	})
+}
+
 // TestShadowFails has a shadow begin anew after a fault, until it has had too many.
 func TestShadowFails(t *testing.T) {
 	var made atomic.Int32

@@ -126,7 +126,7 @@ func (l *loading) verifySlot(slot *gds.DirectSlot) (head *store.Head, doubt, err
 	if head.Table == nil || head.Compressed && !hasCoder(l.memory) || len(extents) > len(slot.Extents) {
 		return nil, nil, errNotHere // the slot was sized for another plan
 	}
-	if !sameShape(head.Plan.Geometry(), l.memory.Geometry()) {
+	if !head.Plan.Geometry().Equal(l.memory.Geometry()) {
 		return nil, nil, ErrGeometry
 	}
 	if n := len(extents); n > 0 && endInFile(head, n-1) > l.piece.Size() {

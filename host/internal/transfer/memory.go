@@ -2,7 +2,6 @@ package transfer
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/kv"
@@ -240,9 +239,4 @@ func CheckBlocks(m Memory, ids []uint32, holes bool) error {
 		}
 	}
 	return nil
-}
-
-// sameShape reports whether a plan's geometry is the memory's: the copy loops index by its planes and blocks.
-func sameShape(a, b kv.Geometry) bool {
-	return a.Blocks == b.Blocks && slices.Equal(a.Planes, b.Planes)
 }

@@ -286,7 +286,7 @@ func (r *pieceReader) judge(head *store.Head, err error) (*store.Head, error) {
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
-	case !sameShape(head.Plan.Geometry(), r.memory.Geometry()):
+	case !head.Plan.Geometry().Equal(r.memory.Geometry()):
 		return nil, ErrGeometry
 	}
 	return head, nil

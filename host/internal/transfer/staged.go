@@ -35,7 +35,7 @@ func (stagedRoute) load(l *loading) error {
 	}
 	want, first := l.piece.Expected(), l.piece.Size()
 	if l.parts != nil {
-		if !sameShape(want.Plan.Geometry(), l.memory.Geometry()) {
+		if !want.Plan.Geometry().Equal(l.memory.Geometry()) {
 			return ErrGeometry
 		}
 		first = want.DataOffset

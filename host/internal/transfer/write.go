@@ -112,7 +112,7 @@ func (t *storeTask) writeAndPublish() error {
 	if err := CheckBlocks(t.memory, t.chunk.Blocks, false); err != nil {
 		return err
 	}
-	if !sameShape(put.Plan().Geometry(), t.memory.Geometry()) {
+	if !put.Plan().Geometry().Equal(t.memory.Geometry()) {
 		return ErrGeometry
 	}
 	f, err := put.File()

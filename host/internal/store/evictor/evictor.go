@@ -212,9 +212,7 @@ func (v *Evictor) Instead(a abi.Ask, dst []uint32) int {
 		return 0
 	}
 	v.count.Unanswered++
-	if err := v.policy.Unanswered(); err != nil {
-		v.Fail(err)
-	}
+	v.policy.Unanswered()
 	return n
 }
 

@@ -150,6 +150,21 @@ func TestHandover(t *testing.T) {
 	}
 }
 
+// TestAbandon: a handover that ends without effect closes its policy, and another can begin.
+func TestAbandon(t *testing.T) {
+	r := newRig(t, 8)
+	r.insert(t, 0)
+	active := r.v.Active()
+	for range 2 {
+		h, err := PrepareSize(t.Context(), r.v, lruPolicy(nil), active, nil)
+		testenv.OK(t, err)
+		h.Abandon()
+		if !h.next.policy.Ended() || r.v.Active() != active || r.v.policy.Ended() {
+			t.Errorf("the new policy is closed: %v, the old one is in place: %v, and closed: %v", h.next.policy.Ended(), r.v.Active() == active, r.v.policy.Ended())
+		}
+	}
+}
+
 // BenchmarkPost tells the policy of a touch and a pin.
 func BenchmarkPost(b *testing.B) {
 	r := newRig(b, 1<<10)
