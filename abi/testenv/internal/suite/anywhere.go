@@ -146,8 +146,8 @@ func (s *suite) plan(ctx context.Context, r *result, c cell) (p *plan, err error
 	}
 	only := strings.Fields(os.Getenv("PACKAGE"))
 	has := func(path string) bool { return c.packages(path) && (len(only) == 0 || slices.Contains(only, path)) }
-	if p.Order, err = s.packages(ctx, has); err != nil {
-		return nil, err
+	if p.Order, err = s.packages(ctx, has); err != nil || len(p.Order) == 0 {
+		return p, err
 	}
 	for _, path := range p.Order {
 		if p.Binaries[path], err = s.compile(ctx, r, path, c.skew, p.Go["GOROOT"]); err != nil {

@@ -110,6 +110,19 @@ func TestSlowTestsAreFound(t *testing.T) {
 	}
 }
 
+// A cell that has none of the packages that were asked for is skipped.
+func TestACellWithoutPackages(t *testing.T) {
+	t.Setenv("PACKAGE", "host/internal/none")
+	r := newResult("none")
+	s := &suite{dir: testenv.Root()}
+	for _, c := range cells() {
+		testenv.OK(t, s.cell(t.Context(), r, c))
+	}
+	if got := len(r.reasons["PACKAGE names none of its packages"]); got != len(cells()) {
+		t.Errorf("%d cells are skipped for the lack of packages, want all %d: %v", got, len(cells()), r.reasons)
+	}
+}
+
 // Each package with tests is in one group, and each group has some.
 func TestGroupsAreWhole(t *testing.T) {
 	list, err := (&suite{dir: testenv.Root()}).packages(t.Context(), func(string) bool { return true })
