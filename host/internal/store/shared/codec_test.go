@@ -186,6 +186,57 @@ func TestADoubtHasOneOwner(t *testing.T) {
 	}
 }
 
+// looked finds out what became of a publication. Its put goes on if writing is set, and the incarnation ends meanwhile if fenced is.
+type looked struct {
+	medium
+	Backend
+	m                           *Member
+	made, over, writing, fenced bool
+	err                         error
+}
+
+func (l looked) Learn(*Record) bool { return !l.writing }
+
+func (l looked) happened(*doubt) (made, over bool, err error) {
+	if l.fenced {
+		l.m.outbox.end()
+	}
+	return l.made, l.over, l.err
+}
+
+// TestDoubtsSettle: the credit of a publication in doubt goes back once it is known that nothing was made, or nobody is left to spend it. It
+// is spent once for a piece.
+func TestDoubtsSettle(t *testing.T) {
+	broken := errors.New("broken")
+	for _, c := range []struct {
+		looked
+		free   int64 // of 100 bytes, of which the put has taken 40 and written 30
+		doubts int
+	}{
+		{looked{}, 60, 1},
+		{looked{over: true}, 100, 0},
+		{looked{over: true, err: broken}, 60, 1},
+		{looked{made: true, writing: true}, 60, 1},
+		{looked{made: true}, 70, 0},
+		{looked{made: true, fenced: true}, 100, 0},
+		{looked{fenced: true}, 100, 0},
+	} {
+		m := credited()
+		c.m, m.medium = m, lost{m: m}
+		credit, _ := m.Take(40)
+		if err := m.Publish("temp", "target", Record{Bytes: 30}, &credit); !errors.Is(err, ErrDoubt) {
+			t.Fatal(err)
+		}
+		m.medium, m.back = c.looked, c.looked
+		if err := m.settleDoubts(); !errors.Is(err, c.err) {
+			t.Errorf("%+v: error %v", c, err)
+		}
+		if len(m.doubts) != c.doubts || m.free() != c.free {
+			t.Errorf("%+v: %d in doubt and %d bytes free, want %d and %d", c, len(m.doubts), m.free(), c.doubts, c.free)
+		}
+	}
+}
+
 // TestAWishDecays: credit that is not used any more goes back, but for a little.
 func TestAWishDecays(t *testing.T) {
 	c := credits{granted: 1 << 20, taken: 1 << 16, largest: 1 << 10}
