@@ -49,6 +49,12 @@ func (m *Member) apply() error {
 	if m.view.batches == nil {
 		return nil
 	}
+	if !m.listed {
+		m.listed = true
+		for n := range m.view.batches {
+			m.earliest = max(m.earliest, n+1)
+		}
+	}
 	for _, n := range slices.Sorted(maps.Keys(m.batches)) {
 		decided, known := m.view.batches[n]
 		if known && !decided {
@@ -66,6 +72,8 @@ func (m *Member) apply() error {
 				return err
 			}
 		}
+		// A victim may have been removed before this host was admitted, which has stored it again since.
+		d.All = d.All || n < m.earliest
 		m.retire(n, known, d.spared)
 	}
 	for _, n := range slices.Sorted(maps.Keys(m.view.batches)) {

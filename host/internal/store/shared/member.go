@@ -64,6 +64,8 @@ type incarnation struct {
 	published int64    // bytes published according to this member's log
 	retry     *attempt // the log write that failed; nil if none did. Others may have read part of it.
 	relayed   bool     // set while pieces of members that are gone are not logged
+	listed    bool     // set once the batches were listed
+	earliest  uint64   // first batch that cannot have been judged in part before this member was admitted
 	peers     map[string]*peer
 }
 
