@@ -114,6 +114,7 @@ func TestEndlessLists(t *testing.T) {
 			}})
 			p, err := New(Config{Hosts: []string{addr}})
 			testenv.OK(t, err)
+			p.learns.Part = 1e-4 // on a slow machine, too, less than such a list takes
 			started(t, p)
 			over, stop := context.WithCancel(t.Context())
 			stop()
@@ -138,6 +139,7 @@ func TestFramesOfAPeer(t *testing.T) {
 	}()
 	p, err := New(Config{Hosts: []string{l.Addr().String()}})
 	testenv.OK(t, err)
+	p.learns.Part = 1e-4
 	started(t, p)
 	over, stop := context.WithCancel(t.Context())
 	stop()
