@@ -112,13 +112,12 @@ func TestEndlessLists(t *testing.T) {
 				}
 				return err
 			}})
-			p, err := New(Config{Hosts: []string{addr}})
+			p, err := New(Config{Hosts: []string{addr}, effort: little()})
 			testenv.OK(t, err)
-			p.learns.Part = 1e-4 // on a slow machine, too, less than such a list takes
 			started(t, p)
 			over, stop := context.WithCancel(t.Context())
 			stop()
-			testenv.Until(t, "a peer that waits", func() bool { return p.learns.Spend(over, arrivals.Sender{ID: addr}, 0) > 5*time.Millisecond })
+			testenv.Until(t, "a peer that waits", func() bool { return p.effort.Spend(over, arrivals.Sender{ID: addr}, 0) > 5*time.Millisecond })
 		})
 	}
 }
@@ -137,14 +136,13 @@ func TestFramesOfAPeer(t *testing.T) {
 			}()
 		}
 	}()
-	p, err := New(Config{Hosts: []string{l.Addr().String()}})
+	p, err := New(Config{Hosts: []string{l.Addr().String()}, effort: little()})
 	testenv.OK(t, err)
-	p.learns.Part = 1e-4
 	started(t, p)
 	over, stop := context.WithCancel(t.Context())
 	stop()
 	testenv.Until(t, "a peer that waits", func() bool {
-		return p.learns.Spend(over, arrivals.Sender{ID: l.Addr().String()}, 0) > 5*time.Millisecond
+		return p.effort.Spend(over, arrivals.Sender{ID: l.Addr().String()}, 0) > 5*time.Millisecond
 	})
 }
 

@@ -205,7 +205,7 @@ func (x *peer) listen(line *grpc.ClientConn) error {
 		if err := x.owner.table.learn(list, m.GetAdded(), m.GetRemoved()); err != nil {
 			return err
 		}
-		x.owner.learns.Spend(ctx, arrivals.Sender{ID: x.addr}, learnEffort+printEffort*time.Duration(len(m.GetAdded())+len(m.GetRemoved()))/8)
+		x.owner.effort.Spend(ctx, arrivals.Sender{ID: x.addr}, learnEffort+printEffort*time.Duration(len(m.GetAdded())+len(m.GetRemoved()))/8)
 		if m.Turnover != nil {
 			x.turnover.Store(int64(turnoverOf(m.GetTurnover())))
 		}

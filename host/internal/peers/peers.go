@@ -38,6 +38,8 @@ type Config struct {
 	NIXL   string // argument of [nixl.Open]; empty if all bytes go by gRPC
 	Dry    bool   // New only checks that it could listen on Listen
 	Log    *slog.Logger
+
+	effort *arrivals.Effort // for tests; nil: that of [arrivals.NewEffort]
 }
 
 const (
@@ -64,7 +66,7 @@ type Peers struct {
 	pause    time.Duration    // first pause of a peer that is left alone
 	nixl     *nixlWay         // nil if all bytes go by gRPC
 	reads    pace             // limits the bytes read from all peers
-	learns   *arrivals.Effort // limits the processors' time for lists, and for frames of no call, of each peer
+	effort   *arrivals.Effort // limits the processors' time for what callers send, and for lists and frames of no call of each peer that is called
 
 	addresses atomic.Pointer[map[string]bool] // addresses of the configured hosts
 
@@ -80,7 +82,7 @@ type Peers struct {
 // New starts to listen. It does not connect to any peer: see [Peers.Start].
 func New(cfg Config) (*Peers, error) {
 	p := &Peers{cfg: cfg, peers: map[string]*peer{}, lost: map[string]error{}, pause: firstPause, patience: offerTime,
-		reads: pace{rate: float64(cfg.Bandwidth)}, learns: arrivals.NewEffort()}
+		reads: pace{rate: float64(cfg.Bandwidth)}, effort: cmp.Or(cfg.effort, arrivals.NewEffort())}
 	if p.cfg.Log == nil {
 		p.cfg.Log = slog.New(slog.DiscardHandler)
 	}

@@ -97,7 +97,7 @@ type atDoor struct {
 
 // ServerHandshake implements [credentials.TransportCredentials].
 func (d atDoor) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	d.lending.effort.Spend(d.lending.owner.run, d.lending.owner.callerAt(raw.RemoteAddr(), nil).sender(), handshakeEffort)
+	d.lending.owner.effort.Spend(d.lending.owner.run, d.lending.owner.callerAt(raw.RemoteAddr(), nil).sender(), handshakeEffort)
 	c, info, err := d.TransportCredentials.ServerHandshake(raw)
 	if k, ok := raw.(*knock); ok {
 		k.over()
@@ -131,7 +131,7 @@ func (t called) ClientHandshake(ctx context.Context, authority string, raw net.C
 	if err != nil {
 		return nil, nil, err
 	}
-	return arrivals.Dial(c, t.owner.learns, arrivals.Sender{ID: t.addr}), info, nil
+	return arrivals.Dial(c, t.owner.effort, arrivals.Sender{ID: t.addr}), info, nil
 }
 
 // Clone implements [credentials.TransportCredentials].
@@ -161,7 +161,7 @@ func (l *lending) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error
 		l.owner.cfg.Log.Warn("a connection of a peer is closed: it takes more than its share", "peer", who.id, "error", err)
 	}
 	x := &line{arrivals.New(c, holder, callBytes, refused), info, who, sync.OnceFunc(func() { holder.LineOver(lineBytes); give() })}
-	x.Pace(l.effort, byteEffort, func() arrivals.Sender { return l.owner.callerOn(x, c.RemoteAddr()).sender() })
+	x.Pace(l.owner.effort, byteEffort, func() arrivals.Sender { return l.owner.callerOn(x, c.RemoteAddr()).sender() })
 	return x, nil
 }
 

@@ -19,6 +19,7 @@ import (
 	protobuf "google.golang.org/protobuf/proto"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/testkit/peerdouble"
 	"github.com/kvhost/kvhost/host/kv"
@@ -127,26 +128,26 @@ func TestMessagesTakeTheirSize(t *testing.T) {
 func TestFramesOfNothing(t *testing.T) {
 	for what, attack := range map[string]func(*testing.T, string) bool{
 		"settings": func(t *testing.T, to string) bool {
-			return endless(newMute(t, "127.0.0.3", to), func(m *peerdouble.Mute) bool { return m.WriteSettings() == nil })
+			return often(newMute(t, "127.0.0.3", to), func(m *peerdouble.Mute) bool { return m.WriteSettings() == nil })
 		},
 		"calls that are withdrawn": func(t *testing.T, to string) bool {
-			return endless(newMute(t, "127.0.0.3", to), func(m *peerdouble.Mute) bool {
+			return often(newMute(t, "127.0.0.3", to), func(m *peerdouble.Mute) bool {
 				return m.Call(proto.PeerService_Residents_FullMethodName, nil, 1) && m.Reset()
 			})
 		},
 		"messages that are none": func(t *testing.T, to string) bool {
-			return endless(newMute(t, "127.0.0.3", to), func(m *peerdouble.Mute) bool {
+			return often(newMute(t, "127.0.0.3", to), func(m *peerdouble.Mute) bool {
 				return m.Call(proto.PeerService_Lease_FullMethodName, append([]byte{0, 0, 0, 0, 100}, bytes.Repeat([]byte{0xff}, 100)...), 1<<10)
 			})
 		},
 		"connections": func(t *testing.T, to string) bool { return dialFrom(t, "127.0.0.3", to).Close() == nil },
 	} {
 		t.Run(what, func(t *testing.T) {
-			l := newLender(t)
+			l := newLenderWith(t, Config{effort: little()})
 			over, stop := context.WithCancel(t.Context())
 			stop()
 			ahead := func(address string) time.Duration {
-				return l.lending.effort.Spend(over, caller{address, false}.sender(), 0)
+				return l.owner.effort.Spend(over, caller{address, false}.sender(), 0)
 			}
 			testenv.Until(t, "an attacker that waits", func() bool {
 				attack(t, l.owner.Addr())
@@ -159,10 +160,13 @@ func TestFramesOfNothing(t *testing.T) {
 	}
 }
 
-// endless sends often. It is false once the connection has ended.
-func endless(m *peerdouble.Mute, send func(*peerdouble.Mute) bool) bool {
+// little has so little of the processors that what arrives waits on a slow machine, too.
+func little() *arrivals.Effort { return &arrivals.Effort{Part: 1e-3} }
+
+// often sends 50 times. It is false once the connection has ended.
+func often(m *peerdouble.Mute, send func(*peerdouble.Mute) bool) bool {
 	go func() { _, _ = io.Copy(io.Discard, m) }()
-	for range 1000 {
+	for range 50 {
 		if !send(m) {
 			return false
 		}

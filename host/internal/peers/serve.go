@@ -46,14 +46,13 @@ const (
 
 // lending is the part of this host that lends.
 type lending struct {
-	owner  *Peers
-	grpc   *grpc.Server
-	pace   pace
-	effort *arrivals.Effort
-	asks   turns       // limits lease requests: those of one caller occupy at most half of the processors
-	crowd  turns       // the same for all callers together that are not configured
-	free   chan []byte // buffers for a part and a page; an element is nil until its first use
-	shelf  *shelf      // nil without NIXL
+	owner *Peers
+	grpc  *grpc.Server
+	pace  pace
+	asks  turns       // limits lease requests: those of one caller occupy at most half of the processors
+	crowd turns       // the same for all callers together that are not configured
+	free  chan []byte // buffers for a part and a page; an element is nil until its first use
+	shelf *shelf      // nil without NIXL
 
 	shares shares
 	memory *budget.Budget // memory of all connections
@@ -76,7 +75,7 @@ type lent struct {
 
 func newLending(p *Peers) *lending {
 	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers),
-		pace: pace{rate: float64(p.cfg.Bandwidth)}, effort: arrivals.NewEffort(), asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
+		pace: pace{rate: float64(p.cfg.Bandwidth)}, asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
 	l.crowd.most = max(2, l.asks.most) // with two, a question that hangs delays no other caller
 	l.crowd.rest = time.Duration(askRest * l.crowd.most / max(1, l.asks.most))
 	for range buffers {
