@@ -43,7 +43,7 @@
 // Each side moves a bounded number of bytes a second. The lender has at most [mostLent] leases with [mostLentKeys] keys in
 // total. A caller's part of them is bounded by [shares], and so is its part of the entries that leases pin, which are at most
 // half of a root. Connections are charged for the memory that they occupy, and for the processor time that their arrivals take
-// ([arrivals.Effort]). So is a peer that is called: for its list, and for frames that follow from no call. A request beyond a limit is refused before anything
-// is promised, and the caller keeps its knowledge of the peer. A loan still in use after half of its time is renewed. A
-// connection is closed once its certificate is no longer signed by a trusted authority.
+// ([arrivals.Effort]). A peer that is called is charged in the same way for its list, and for frames that follow from no call. A
+// request beyond a limit is refused before anything is promised, and the caller keeps its knowledge of the peer. A loan still in
+// use after half of its time is renewed. A connection is closed once its certificate is no longer signed by a trusted authority.
 package peers

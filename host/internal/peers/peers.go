@@ -66,7 +66,7 @@ type Peers struct {
 	pause    time.Duration    // first pause of a peer that is left alone
 	nixl     *nixlWay         // nil if all bytes go by gRPC
 	reads    pace             // limits the bytes read from all peers
-	effort   *arrivals.Effort // limits the processors' time for what callers send, and for lists and frames of no call of each peer that is called
+	effort   *arrivals.Effort // limits the processors' time for what each caller sends, and each called peer's list and frames of no call
 
 	addresses atomic.Pointer[map[string]bool] // addresses of the configured hosts
 
