@@ -110,9 +110,6 @@ func (a *Naming) Left(l List) uint64 {
 	return s.units - s.named
 }
 
-// Want returns the units that are still to be freed.
-func (a *Naming) Want() uint64 { return a.want - min(a.want, a.got) }
-
 // Count returns the number of named entries.
 func (a *Naming) Count() int { return a.n }
 
