@@ -24,7 +24,7 @@ func addCompletion(cmd *cobra.Command) {
 	switch path := cmd.CommandPath(); path {
 	case "kvhost fsck":
 		cmd.ValidArgsFunction = directories
-	case "kvhost policy check", "kvhost policy step", "kvhost policy inspect", "kvhost policy pack":
+	case "kvhost policy check", "kvhost policy inspect", "kvhost policy pack":
 		cmd.ValidArgsFunction = modules
 	case "kvhost policy swap", "kvhost policy promote":
 		cmd.ValidArgsFunction = livePolicies

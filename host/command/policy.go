@@ -12,7 +12,7 @@ func newPolicy() *cobra.Command {
 		Short: "Write, check, pack and run policies",
 	}
 	wantCommand(cmd)
-	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyStep(), newPolicyNew(), newPolicyPack())
+	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyNew(), newPolicyPack())
 	cmd.AddCommand(newPolicyList(), newPolicySwap(), newPolicyPromote())
 	return cmd
 }

@@ -8,12 +8,14 @@ import (
 	"io"
 	"log/slog"
 	"strings"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/plugintest"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 )
 
@@ -118,6 +120,24 @@ func policyCheck(ctx context.Context, out io.Writer, paths []string, o plugintes
 		return fmt.Errorf("%w: %d", errFindings, findings)
 	}
 	return nil
+}
+
+// writeProfile prints the functions that used the most fuel, for each export.
+func writeProfile(out io.Writer, functions []sandbox.FunctionFuel) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	for len(functions) > 0 {
+		n, sum := 0, uint64(0)
+		for ; n < len(functions) && functions[n].Export == functions[0].Export; n++ {
+			sum += functions[n].Fuel
+		}
+		fmt.Fprintf(w, "\n%s: %d fuel\nown\twith calls\tcalls\tfuel\t\n", functions[0].Export, sum)
+		for _, f := range functions[:min(n, 12)] {
+			percent := 100 / float64(max(1, sum))
+			fmt.Fprintf(w, "%.1f %%\t%.1f %%\t%d\t%d\t  %s\n", percent*float64(f.Fuel), percent*float64(f.Whole), f.Calls, f.Fuel, f.Function)
+		}
+		functions = functions[n:]
+	}
+	w.Flush()
 }
 
 func roleList[T fmt.Stringer](roles []T) string {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -131,101 +130,122 @@ func TestPolicyNew(t *testing.T) {
 	want(t, t.TempDir(), exitUsage, "bad name", "policy", "new", "a-")
 }
 
+// shownCall is a line of the file of kvhost sim --calls.
+type shownCall struct {
+	Events []struct {
+		Op                  string
+		Slot, Parent, Depth uint32
+		Key, Request        uint64
+	}
+	Ask        *abi.Ask
+	Victims    []uint32
+	Candidates []abi.Candidate
+	Admitted   []bool
+	Roots      []abi.RootFacts
+	Root       uint32
+	Path, Err  string
+	Fuel       uint64
+	Msg, Text  string // of a line that the module logged
+}
+
 // Three requests over a root of two chunks, by hand, and a real trace, by what the simulation counts.
-func TestPolicyStep(t *testing.T) {
+func TestSimCalls(t *testing.T) {
 	dir := t.TempDir()
 	text := ""
 	for i, ids := range []string{"5,6", "5", "7"} {
 		text += fmt.Sprintf(`{"timestamp":%d,"input_length":9,"output_length":1,"hash_ids":[%s]}`+"\n", 1000*i, ids)
 	}
 	testenv.OK(t, os.WriteFile(filepath.Join(dir, "t.jsonl"), []byte(text), 0o600))
-	step := func(code int, wanted string, args ...string) string {
-		return want(t, dir, code, wanted, append([]string{"policy", "step", "--trace", "t.jsonl", "--capacity", "2"}, args...)...)
-	}
-	got := step(exitOK, "", "lru.wasm")
-	for _, line := range []string{
-		"  insert slot 0, chunk 5, depth 0, request 1\n  insert slot 1, chunk 6, depth 1 after slot 0, request 1\n  request_end\n  touch slot 0",
-		"#1 request 2 at 1s: victim slot 1, chunk 6, depth 1 after slot 0, request 1, 0 uses; 2 resident, 1 hits, 2 misses, 0 evicted; ",
-	} {
-		if !strings.Contains(got, line) {
-			t.Errorf("want %q, got\n%s", line, got)
+	calls := func(code int, wanted string, args ...string) (list []shownCall) {
+		t.Helper()
+		want(t, dir, code, wanted, append([]string{"sim", "--quiet", "--trace", "t.jsonl", "--calls", "calls"}, args...)...)
+		file, err := os.Open(filepath.Join(dir, "calls"))
+		testenv.OK(t, err)
+		defer file.Close()
+		for d := json.NewDecoder(file); d.More(); {
+			var c shownCall
+			testenv.OK(t, d.Decode(&c))
+			if c.Fuel > 0 || c.Err != "" || c.Msg == sandbox.LogMessage { // else it is a line of the simulator's own log
+				list = append(list, c)
+			}
 		}
+		return list
 	}
-	if got := step(exitOK, "#1 ", "--only", "evict", "fifo.wasm"); !strings.Contains(got, "victim slot 0") || strings.Contains(got, "insert") {
-		t.Errorf("fifo, only evict: want slot 0 and no events, got\n%s", got)
+	evict := func(code int, policy string) []shownCall {
+		return calls(code, "", "--capacity", "2", "--policy", policy)
+	}
+	got := evict(exitOK, "lru.wasm")
+	ops := ""
+	for _, c := range got {
+		for _, e := range c.Events {
+			ops += fmt.Sprintf("%s %d %d %d; ", e.Op, int32(e.Slot), e.Key, e.Request)
+		}
+		ops += fmt.Sprintln(c.Ask != nil, c.Victims)
+	}
+	if wanted := "insert 0 5 1; insert 1 6 1; request_end -1 0 1; touch 0 5 2; request_end -1 0 2; true [1]\n" +
+		"remove 1 6 3; insert 1 7 3; request_end -1 0 3; false []\n"; ops != wanted {
+		t.Errorf("lru: want\n%sgot\n%s", wanted, ops)
+	}
+	if got := evict(exitOK, "fifo.wasm"); len(got) == 0 || !slices.Equal(got[0].Victims, []uint32{0}) {
+		t.Errorf("fifo: want slot 0 as the first victim, got %+v", got)
 	}
 	a := wasmtest.Assembly{Pages: 200}.Importing(abi.ImportModule, abi.ImportLog, "iii>").With(abi.ExportMarker, ">").
 		With(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, wasmtest.I32(21), []byte{0x74}, wasmtest.I32(4096), []byte{0x6a}).With(abi.ExportInit, "i>i", wasmtest.I32(0)).
 		With(abi.ExportEvents, "ii>i", wasmtest.I32(0)).
 		With(abi.ExportStep, "ii>I", wasmtest.I32(2), wasmtest.I32(4096), wasmtest.I32(3), wasmtest.Call(0), wasmtest.Packed(abi.StatusDefault, 0))
 	testenv.OK(t, os.WriteFile(filepath.Join(dir, "a.wasm"), a.Bytes(), 0o600))
-	if got := step(exitOK, "names none", "a.wasm"); !strings.Contains(got, "  log: WARN: ") {
-		t.Errorf("a module that logs: want the line, got\n%s", got)
+	if got := evict(exitOK, "a.wasm"); !slices.ContainsFunc(got, func(c shownCall) bool { return c.Msg == sandbox.LogMessage }) ||
+		!slices.ContainsFunc(got, func(c shownCall) bool { return c.Ask != nil && c.Victims == nil }) {
+		t.Errorf("a module that logs and names no victim: want both, got %+v", got)
 	}
-	both := a.With(abi.ExportLayout, "ii>I", wasmtest.Packed(abi.StatusDefault, 0)).Bytes()
-	testenv.OK(t, os.WriteFile(filepath.Join(dir, "both.wasm"), both, 0o600))
-	step(exitOK, "names none", "both.wasm")
-	step(exitOK, "#1 Llama-3.1-8B, 32 x 64 KiB pages: 32 segments", "--only", "layout", "both.wasm")
 	a = a.With(abi.ExportStep, "ii>I", wasmtest.Packed(abi.StatusInternal, 0))
 	testenv.OK(t, os.WriteFile(filepath.Join(dir, "b.wasm"), a.Bytes(), 0o600))
-	step(exitPolicy, "", "b.wasm")
-	step(exitOK, `"admitted":true`, "--level", "0=1,1=2", "--cost", "0=2,1=1", "--until", "1", "--json", "reuse.wasm")
-	step(exitPolicy, "does not evict or layout; with --level", "fanout.wasm")
-	step(exitOK, "to the emptiest, path t_", "--level", "0=1,1=2", "--cost", "0=2,1=1", "--until", "1", "--only", "place,layout", "llmd.wasm")
-	step(exitUsage, "want events, evict, admit, place, layout or log", "--only", "all", "lru.wasm")
-	step(exitUsage, "want a share", "--capacity", "0%", "lru.wasm")
-	if got := step(exitOK, "", "--profile", "--only", "log", "lru.wasm"); !strings.Contains(got, "\nkv_step: ") ||
-		!strings.Contains(got, "slotlist.__List_.Victims\n") {
-		t.Errorf("a profile: want kv_step and its functions, got\n%s", got)
+	evict(exitPolicy, "b.wasm")
+	levels := func(policy string) []shownCall {
+		return calls(exitOK, "", "--policy", "lru.wasm", "--level", "0=1,1=2", "--cost", "0=2,1=1", "--admit", policy)
 	}
-	cmd := command(t, dir, "policy", "step", "--trace", simTrace(t), "--capacity", "9", "--only", "evict", "lru.wasm")
-	m := onTerminal(t, cmd)
-	for _, keys := range []struct{ wait, press string }{{"#1 ", "\n"}, {"#2 ", "2\n"}, {"#4 ", "q\n"}} {
-		m.await(t, keys.wait, func(drawn string) bool { return strings.Contains(drawn, keys.wait) })
-		_, err := m.screen.WriteString(keys.press)
-		testenv.OK(t, err)
+	if got := levels("reuse.wasm"); len(got) == 0 || !slices.Equal(got[0].Admitted, []bool{true}) || got[0].Candidates[0].Key != 5 {
+		t.Errorf("reuse: want chunk 5 admitted first, got %+v", got)
 	}
-	<-m.ended
-	if err := cmd.Wait(); err != nil || strings.Contains(m.text(), "#5 ") {
-		t.Errorf("Enter, two more and q: want four decisions and success, got %v and %q", err, m.text())
+	if got := levels("llmd.wasm"); len(got) == 0 || !strings.HasPrefix(got[0].Path, "t_") || got[0].Root != abi.None || len(got[0].Roots) != 2 {
+		t.Errorf("llmd: want a path and none of the two roots, got %+v", got)
 	}
-	trace := []string{"--trace", simTrace(t), "--capacity", "5%", "--json"}
+	calls(exitUsage, "--calls wants one trace", "--policy", "lru.wasm")
+	trace := []string{"sim", "--quiet", "--json", "--trace", simTrace(t), "--policy", "lru.wasm", "--capacity", "5%", "--calls", "calls"}
 	var rows []struct{ Hits, Evictions int }
-	testenv.OK(t, json.Unmarshal([]byte(want(t, dir, exitOK, "", append([]string{"sim", "--policy", "lru.wasm"}, trace...)...)), &rows))
-	lines := strings.Split(strings.TrimSpace(want(t, dir, exitOK, "", append([]string{"policy", "step", "--from", strconv.Itoa(rows[0].Evictions), "lru.wasm"}, trace...)...)), "\n")
-	var last stepCall
-	testenv.OK(t, json.Unmarshal([]byte(lines[len(lines)-1]), &last))
-	if last.Hits != rows[0].Hits || last.Evicted != rows[0].Evictions || last.Decision != uint64(rows[0].Evictions) {
-		t.Errorf("at the end: want what the simulation counts, %+v, got %d hits, %d evicted, decision %d", rows[0], last.Hits, last.Evicted, last.Decision)
+	testenv.OK(t, json.Unmarshal([]byte(want(t, dir, exitOK, "", trace...)), &rows))
+	file, err := os.ReadFile(filepath.Join(dir, "calls"))
+	testenv.OK(t, err)
+	for op, n := range map[string]int{"touch": rows[0].Hits, "remove": rows[0].Evictions} {
+		if got := strings.Count(string(file), fmt.Sprintf(`{"Op":%q`, op)); got != n {
+			t.Errorf("events of %s: want what the simulation counts, %d, got %d", op, n, got)
+		}
 	}
 }
 
-// What the examples' authors see: where a chunk goes and how full the roots were said to be, and how pages are laid out.
-func TestPolicyStepOfExamples(t *testing.T) {
+// What an example's author sees: where a chunk goes, and how full the roots were said to be.
+func TestSimCallsOfAnExample(t *testing.T) {
 	dir := t.TempDir()
 	text := `{"timestamp":0,"input_length":9,"hash_ids":[5,6]}` + "\n" + `{"timestamp":2000,"input_length":9,"hash_ids":[5,7]}` + "\n"
 	testenv.OK(t, os.WriteFile(filepath.Join(dir, "t.jsonl"), []byte(text), 0o600))
-	spill := policytest.Example(t, "spill") + ":room_percent=100"
-	got := want(t, dir, exitOK, "", "policy", "step", "--trace", "t.jsonl", "--level", "0=3,1=2", "--cost", "0=5,1=1", spill)
-	for _, line := range []string{
-		"#2 request 1 at 13.421772ms: new, chunk 6, depth 1, request 1: root 0 is 0 % full, root 1 is 0 % full, to root 0, path r0/",
-		"#3 request 2 at 2.013421772s: new, chunk 7, depth 1, request 2: root 0 is 67 % full, root 1 is 0 % full, to root 1, path r0/",
-	} {
-		if !strings.Contains(got, line) || strings.Contains(got, "#4 ") {
-			t.Errorf("spill: want three decisions and %q, got\n%s", line, got)
+	want(t, dir, exitOK, "", "sim", "--trace", "t.jsonl", "--level", "0=3,1=2", "--cost", "0=5,1=1", "--policy", "lru.wasm", "--calls", "calls",
+		"--admit", policytest.Example(t, "spill")+":room_percent=100")
+	file, err := os.Open(filepath.Join(dir, "calls"))
+	testenv.OK(t, err)
+	defer file.Close()
+	got := ""
+	for d := json.NewDecoder(file); d.More(); {
+		var c shownCall
+		if testenv.OK(t, d.Decode(&c)); len(c.Candidates) == 0 {
+			continue
 		}
+		free := func(i int) uint64 { return 100 * c.Roots[i].Free / c.Roots[i].Capacity }
+		got += fmt.Sprintf("chunk %d of request %d: %d and %d free, to %d, %.3s\n", c.Candidates[0].Key, c.Candidates[0].Request, free(0), free(1), c.Root, c.Path)
 	}
-	aligned := policytest.Example(t, "aligned")
-	got = want(t, dir, exitOK, "", "policy", "step", "--only", "layout", aligned)
-	for _, line := range []string{"#2 MLA, 61 x 18,432 B pages: 976 segments; ", "\n  plane 1, blocks from 0: 1, bytes of each page from 0: 18432, gap 0\n", "#3 "} {
-		if !strings.Contains(got, line) {
-			t.Errorf("aligned: want %q, got\n%s", line, got)
-		}
-	}
-	var call stepCall
-	testenv.OK(t, json.Unmarshal([]byte(want(t, dir, exitOK, "", "policy", "step", "--until", "1", "--json", aligned)), &call))
-	if n := len(call.Segments); n != 512 || call.Segments[511] != [6]uint32{31, 15, 1, 0, 64 << 10, 0} {
-		t.Errorf("aligned, JSON: got %d segments, the last %v; want 512, the last of plane 31 and block 15", n, call.Segments[max(0, n-1):])
+	wanted := "chunk 5 of request 1: 100 and 100 free, to 0, r0/\nchunk 6 of request 1: 100 and 100 free, to 0, r0/\n" +
+		"chunk 7 of request 2: 33 and 100 free, to 1, r0/\n"
+	if got != wanted {
+		t.Errorf("spill: want\n%sgot\n%s", wanted, got)
 	}
 }
 

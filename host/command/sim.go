@@ -1,17 +1,18 @@
 package command
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/bench"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policyset"
@@ -31,12 +32,11 @@ type simFlags struct {
 	prefill    sim.Prefill
 	seed       uint64
 	levels     levelFlags
-	roles      []abi.Role // a policy plays the first of these roles that it has
-	step       *stepper   // for kvhost policy step
+	calls      string
 }
 
 func newSim() *cobra.Command {
-	f := simFlags{prefill: sim.DefaultPrefill(), roles: []abi.Role{abi.RoleEvict}}
+	f := simFlags{prefill: sim.DefaultPrefill()}
 	cmd := &cobra.Command{
 		Use:   "sim",
 		Short: "Simulate eviction policies on request traces",
@@ -64,11 +64,16 @@ The timestamp is in milliseconds, the length in tokens. A hash id stands for a b
 may also have output_length, end_reason (stop, length, tool_call, abort), priority, and return_ms, the milliseconds until the
 prefix is expected again.
 
+--calls writes each call of the module to a file, with its answer and its fuel, and the lines that the module logs. Keys are hash ids of
+the trace. It takes one policy at one capacity. With --level it writes the calls of --admit, which may then be a place policy: it
+chooses among levels that are equally near.
+
 accesses_per_second counts the policy's loop only. The figure for the whole run includes reading the trace,
 numbering its chunks and compiling the modules.`,
 		Example: `  kvhost sim --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --policy s3fifo.wasm --policy belady
   kvhost sim --trace a.jsonl.gz,b.jsonl.zst --policy-dir bin/policies --policy arc.wasm --capacity 1%,5%,20%
   kvhost sim --trace a.jsonl.gz --policy mine.wasm --policy prefix.wasm --json
+  kvhost sim --trace a.jsonl.gz --policy mine.wasm --capacity 1% --calls /dev/stderr 2>&1 >/dev/null | jq .Victims
   kvhost sim --trace a.jsonl.gz --level 0=1%,1=10%,2=100% --cost 0=50,1=5,2=1 --policy lru.wasm --write back,through`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -102,6 +107,7 @@ numbering its chunks and compiling the modules.`,
 	fl.Float64Var(&f.prefill.DoubleAt, "prefill-double-at", f.prefill.DoubleAt,
 		"tokens of context at which a token costs twice as much; 0 for never")
 	fl.Uint64Var(&f.seed, "seed", 1, "seed of randomised policies")
+	fl.StringVar(&f.calls, "calls", "", "file for the calls of the module, a JSON object each")
 	f.levels.define(fl)
 	return cmd
 }
@@ -122,23 +128,22 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 		return err
 	}
 	opt := policy.Options{Dir: f.policyDir, Cache: cache}
-	if f.step != nil {
-		g.Options.Observe = f.step.observe
-		opt.Grants, opt.Log, opt.Profile = allGrants, slog.New(f.step), f.step.profile
+	if f.calls != "" {
+		w, err := os.Create(f.calls)
+		if err != nil {
+			return err
+		}
+		b := bufio.NewWriter(w)
+		defer func() { err = errors.Join(err, b.Flush(), w.Close()) }()
+		g.Options.Observe, opt.Log = callsTo(b), slog.New(slog.NewJSONHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	for _, text := range f.policies {
-		p, err := openSimPolicy(ctx, text, opt, f.roles...)
+		p, err := openSimPolicy(ctx, text, opt, abi.RoleEvict)
 		if err != nil {
 			return err
 		}
 		defer p.Close(context.WithoutCancel(ctx))
 		g.Policies = append(g.Policies, p)
-		if p.Role == abi.RoleLayout {
-			for i := 0; i < len(bench.Shapes) && err == nil; i++ {
-				err = p.Layout(ctx, uint32(i), bench.Shapes[i].Geometry, g.Options)
-			}
-			return err
-		}
 	}
 	if err := f.load(ctx, g); err != nil {
 		return err
@@ -150,7 +155,7 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	}
 	loaded := time.Since(started)
 	err = simulate(f, g.Accesses(), &g.Options, func() (*sim.Outcome, error) { return g.Run(ctx) }, func(o *sim.Outcome) any { return o.Results })
-	if err != nil || f.asJSON || f.asCSV || f.step != nil {
+	if err != nil || f.asJSON || f.asCSV {
 		return err
 	}
 	total := time.Since(started)
@@ -170,7 +175,7 @@ func simulate[O interface{ WriteTable(io.Writer) error }](f *simFlags, accesses 
 	switch {
 	case errors.Is(err, sim.ErrCapacity), errors.Is(err, sim.ErrPolicy):
 		return usageError{err}
-	case err != nil || f.step != nil:
+	case err != nil:
 		return err
 	case f.asJSON:
 		return writeJSON(stdout, results(o))

@@ -22,11 +22,9 @@ type levelFlags struct {
 	admissions []string
 	writes     []string
 	bandwidth  string
-	roles      []abi.Role // roles of the admit policies
 }
 
 func (f *levelFlags) define(fl *pflag.FlagSet) {
-	f.roles = []abi.Role{abi.RoleAdmit}
 	fl.StringSliceVar(&f.capacities, "level", nil, "simulate levels: their capacities, as 0=1%,1=10%; 0 is the nearest")
 	fl.StringSliceVar(&f.costs, "cost", nil, "speed of each level in GB/s, and optionally its latency, as 0=50,1=5:30ms")
 	fl.StringVar(&f.bandwidth, "move-bandwidth", "", "most bytes per second that are copied between levels (default that of move.bandwidth)")
@@ -45,6 +43,15 @@ func (f *levelFlags) on() bool { return len(f.capacities) > 0 }
 func (f *simFlags) check(changed func(string) bool) error {
 	if f.asJSON && f.asCSV {
 		return errors.New("sim: want --json or --csv")
+	}
+	runs := len(f.policies) * len(f.traces)
+	if f.levels.on() {
+		runs *= len(f.levels.admissions) * len(f.levels.writes)
+	} else {
+		runs *= len(f.capacities)
+	}
+	if f.calls != "" && runs != 1 {
+		return errors.New("sim: --calls wants one trace, one --policy and one --capacity or --level with one --admit and one --write")
 	}
 	if f.levels.on() {
 		for _, name := range []string{"capacity", "compression-ratio"} {
@@ -104,8 +111,12 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 }
 
 func (f *simFlags) openAdmissions(ctx context.Context, opt policy.Options) (list []*sim.Policy, err error) {
+	roles := []abi.Role{abi.RoleAdmit}
+	if f.calls != "" {
+		roles = append(roles, abi.RolePlace)
+	}
 	for _, text := range f.levels.admissions {
-		a, err := sim.OpenAdmission(ctx, text, opt, f.levels.roles...)
+		a, err := sim.OpenAdmission(ctx, text, opt, roles...)
 		if errors.Is(err, sim.ErrPolicy) {
 			err = usageError{err}
 		}

@@ -85,8 +85,7 @@ func askLayout(l *Layout, g kv.Geometry) (*kv.Plan, error) {
 	for _, p := range g.Planes {
 		planes = append(planes, abi.Plane{Layer: p.Layer, Part: p.Part, PageBytes: p.PageBytes})
 	}
-	plan, _, err := l.plan(abi.LayoutHeader{Blocks: g.Blocks, Planes: uint32(len(planes))}, planes, "x", g)
-	return plan, err
+	return l.plan(abi.LayoutHeader{Blocks: g.Blocks, Planes: uint32(len(planes))}, planes, "x", g)
 }
 
 // roomy is minimal with buffers of 2 MiB, and answers that leave it to the host.

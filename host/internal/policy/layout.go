@@ -16,20 +16,18 @@ type LayoutOptions struct {
 	Seed          uint64
 	Config        Config
 	MaxNamespaces uint32 // namespace ids are below this; 0: 1,024
-	Observe       Observer
 }
 
 // Layout decides about the order of a payload's page bytes. It is safe for concurrent use; calls are serialised. While
 // a module is down after a fault, the built-in policy answers.
 type Layout struct {
 	role[guest.Layouter]
-	observe Observer
 }
 
 func (m *Module) NewLayout(ctx context.Context, o LayoutOptions) (*Layout, error) {
 	l := &Layout{role: role[guest.Layouter]{m: m, export: abi.ExportLayout, buffers: map[int]uint32{
 		abi.BufferArgs: abi.LayoutHeaderSize + kv.MaxPlanes*abi.PlaneSize, abi.BufferResult: kv.MaxSegments * abi.SegmentSize,
-	}}, observe: o.Observe}
+	}}}
 	s := &l.settings
 	s.role, s.config, s.Seed, s.MaxNamespaces = abi.RoleLayout, o.Config, o.Seed, o.MaxNamespaces
 	if err := l.begin(ctx); err != nil {
@@ -56,16 +54,8 @@ func (l *Layout) Plan(nsID, group uint32, nsText string, g kv.Geometry) (plan *k
 		planes[i] = abi.Plane{Layer: p.Layer, Part: p.Part, PageBytes: p.PageBytes}
 	}
 	h := abi.LayoutHeader{Namespace: nsID, Group: group, Blocks: g.Blocks, Planes: uint32(len(planes))}
-	if l.observe != nil && l.in != nil {
-		c := &Call{Geometry: &h, Allowed: l.fuel(&h)}
-		err = l.observe.watch(c, l.Stats, func() (err error) {
-			plan, c.Segments, err = l.plan(h, planes, nsText, g)
-			return err
-		})
-		return plan, err
-	}
 	if l.native || l.in != nil {
-		plan, _, err := l.plan(h, planes, nsText, g)
+		plan, err := l.plan(h, planes, nsText, g)
 		if err == nil {
 			return plan, nil
 		}
@@ -76,16 +66,16 @@ func (l *Layout) Plan(nsID, group uint32, nsText string, g kv.Geometry) (plan *k
 	return kv.NewPlan(g, (*layermajor.Policy)(nil).Layout(h, planes, nil))
 }
 
-func (l *Layout) plan(h abi.LayoutHeader, planes []abi.Plane, nsText string, g kv.Geometry) (*kv.Plan, []abi.Segment, error) {
+func (l *Layout) plan(h abi.LayoutHeader, planes []abi.Plane, nsText string, g kv.Geometry) (*kv.Plan, error) {
 	segments, err := l.segments(h, planes, nsText)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	plan, err := kv.NewPlan(g, segments)
 	if err != nil {
-		return nil, segments, l.fault(err.Error(), err)
+		return nil, l.fault(err.Error(), err)
 	}
-	return plan, segments, nil
+	return plan, nil
 }
 
 // fuel returns the fuel of an answer.

@@ -6,20 +6,18 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Call is one call into a guest: a batch of events, possibly with a question for victims; a batch of candidates; a
-// query for a path; or a geometry.
+// Call is one call into a guest: a batch of events, possibly with a question for victims; a batch of candidates; or a
+// query for a path.
 type Call struct {
-	Events     []abi.Event
-	Ask        *abi.Ask
-	Victims    []uint32
-	Candidates []abi.Candidate
-	Admitted   []bool
-	Query      *abi.PlaceQuery
-	Roots      []abi.RootFacts // the facts that the guest has
-	Path       []byte          // the answer; empty: the built-in name
-	Root       uint32
-	Geometry   *abi.LayoutHeader
-	Segments   []abi.Segment
+	Events     []abi.Event     `json:",omitempty"`
+	Ask        *abi.Ask        `json:",omitempty"`
+	Victims    []uint32        `json:",omitempty"`
+	Candidates []abi.Candidate `json:",omitempty"`
+	Admitted   []bool          `json:",omitempty"`
+	Query      *abi.PlaceQuery `json:",omitempty"`
+	Roots      []abi.RootFacts `json:",omitempty"` // the facts that the guest has
+	Path       []byte          `json:",omitempty"` // the answer; empty: the built-in name
+	Root       uint32          `json:",omitempty"`
 	Fuel       uint64
 	Allowed    uint64
 	Time       time.Duration

@@ -210,7 +210,7 @@ func testLayout(ctx context.Context, m *Module) error {
 			planes[i] = abi.Plane{Layer: p.Layer, Part: p.Part, PageBytes: p.PageBytes}
 		}
 		h := abi.LayoutHeader{Namespace: uint32(id), Blocks: g.Blocks, Planes: uint32(len(planes))}
-		if _, _, err := l.plan(h, planes, testNamespace(id), g); err != nil {
+		if _, err := l.plan(h, planes, testNamespace(id), g); err != nil {
 			return err
 		}
 	}

@@ -327,7 +327,8 @@ func (h *host) observer() policy.Observer {
 		call := *c
 		call.Candidates = slices.Clone(c.Candidates)
 		for i := range call.Candidates {
-			call.Candidates[i].Key = keys[call.Candidates[i].Key]
+			x := &call.Candidates[i]
+			x.Key, x.ParentKey = keys[x.Key], keys[x.ParentKey]
 		}
 		if q := c.Query; q != nil {
 			call.Candidates = []abi.Candidate{{

@@ -9,7 +9,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/kv"
 )
 
 // Policy is something to simulate: a module with its settings, or a baseline.
@@ -46,17 +45,6 @@ func open(ctx context.Context, text string, opt policy.Options, roles ...abi.Rol
 	}
 	does := strings.ReplaceAll(strings.Trim(fmt.Sprint(roles), "[]"), " ", " or ")
 	return nil, errors.Join(fmt.Errorf("%w: %s does not %s", policy.ErrRole, name, does), p.Close(ctx))
-}
-
-// Layout asks a layout policy for a geometry, as a host does once for a group of a namespace.
-func (p *Policy) Layout(ctx context.Context, group uint32, g kv.Geometry, o Options) error {
-	l, err := p.module.NewLayout(ctx, policy.LayoutOptions{Seed: o.Seed, Config: p.config, Observe: o.Observe})
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	_, err = l.Plan(0, group, "model=any\n", g)
-	return err
 }
 
 // label is the name of a policy with its settings, for tables.

@@ -16,7 +16,7 @@ type Options struct {
 	Seed       uint64
 	// Progress, when set, is called every few thousand accesses with their number.
 	Progress func(accesses int)
-	// Observe, when set, gets the calls of the evict policy, with levels those of the admit policy.
+	// Observe, when set, gets the calls of the evict policy, with levels those of the admit or place policy.
 	Observe policy.Observer
 }
 
