@@ -25,8 +25,8 @@ func Told[T any](run func(Call) error, op Op, name string, do func() (T, error))
 	return got(run, op, name, nil, do)
 }
 
-// got makes an operation with a result that undo releases. Do may still run when run returns an error, so the result is
-// not read then.
+// got makes an operation that has a result, which undo releases. If run returns an error, the operation may still be running, so
+// its result is not read.
 func got[T any](run func(Call) error, op Op, name string, undo func(T), do func() (T, error)) (T, error) {
 	var value T
 	c := Call{Op: op, Name: name, Do: func() (err error) { value, err = do(); return err }}

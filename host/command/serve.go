@@ -80,8 +80,8 @@ func serve(ctx context.Context, s *settings) error {
 	return nil
 }
 
-// untilReady logs when the host is ready in the sense of /readyz, and until then why it is not. It returns the value from
-// ended.
+// untilReady waits until the host is ready, as /readyz reports it, and logs that. If it takes long, it logs the reasons first. It
+// returns when the host has ended, with the error of the end.
 func untilReady(log *slog.Logger, h *host.Host, ended <-chan error) error {
 	address := []any{"socket", h.Socket(), "http", h.HTTPAddr(), "version", version}
 	for wait, said := time.Millisecond, false; ; wait = min(2*wait, time.Second) {

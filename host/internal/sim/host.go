@@ -175,7 +175,7 @@ func (h *host) copy(ctx context.Context) {
 	}
 }
 
-// pause has a load take its time, in which copies wait.
+// pause advances the clock by the time of a load. Copies wait for that time.
 func (h *host) pause(d time.Duration) {
 	for i := range h.copies {
 		h.copies[i].ends += d

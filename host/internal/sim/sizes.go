@@ -116,7 +116,8 @@ func (f *sizes) SyncFS(string) error  { return nil }
 // Lock implements [staging.FS]. Nothing else can have the lock.
 func (f *sizes) Lock(name string) (io.Closer, error) { return f.OpenFile(name, os.O_CREATE, 0o600) }
 
-// openSized is an open file, with its bytes. It offers them as memory, so that loads leave copies there as in a root in memory.
+// openSized is an open file with bytes. It offers the bytes as memory, as files of a root in memory do, so that loads copy pieces
+// into them.
 type openSized struct {
 	*sized
 	name  string

@@ -308,8 +308,8 @@ type Lender interface {
 // from a seed. A host makes a step when [Store.Maintain] is called, one host at a time.
 type Scheduler struct {
 	Now func() time.Duration
-	// Wait is called where a host would wait for others. It lets each of them make a step, and the caller itself by calling
-	// step.
+	// Wait is called where a host would wait for other hosts. It lets each of them make a step, and calls step to let the
+	// waiting host make one.
 	Wait func(step func())
 }
 

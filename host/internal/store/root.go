@@ -46,7 +46,7 @@ type root struct {
 
 	level      *level
 	origin     moves.Origin   // source of copies to other levels
-	evicting   *staging.Turns // turn to reserve, held by the one reservation that may evict; nil if the evictor of several hosts evicts
+	evicting   *staging.Turns // held by the one reservation that may evict; nil if other hosts write too, since an elected one evicts
 	leaving    moves.Leaving  // entries that leave for the next level
 	upkeepWake chan struct{}
 

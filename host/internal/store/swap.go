@@ -65,8 +65,8 @@ func (s *Store) changing(ctx context.Context, change func() error) error {
 	return change()
 }
 
-// replace puts prepared policies into use: those of roots in changes, and those of namespaces that bind prepares. Either all of
-// them take over or none.
+// replace puts prepared policies into use. changes has the policies of roots, and bind prepares the policies of namespaces. Either
+// all of them take over or none.
 func (s *Store) replace(
 	ctx context.Context, begun time.Time, changes []handover, bind func() (*catalog.Swap, error),
 ) (taken []Taken, err error) {

@@ -174,7 +174,7 @@ func (t *Table) PushFront(l List, i uint32) {
 	t.link(n, i)
 }
 
-// link adds a lone node at the front of the list in its entry.
+// link puts a node that is in no list at the front of the list that its field list names.
 func (t *Table) link(n *node, i uint32) {
 	end := t.ends + uint32(n.list)
 	e := t.node(end)

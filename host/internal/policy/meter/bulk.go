@@ -25,7 +25,7 @@ func (w *bodyRewriter) bulk(op []byte, function uint32) {
 	w.out = append(append(w.out, op...), opEnd)
 }
 
-// more compares a length on the stack with a slice.
+// more appends the test whether the length on the stack is more than one slice.
 func (w *bodyRewriter) more() {
 	w.out = append(appendS64(append(w.out, opI32Const), bulkSlice), opI32GtU)
 }

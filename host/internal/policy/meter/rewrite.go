@@ -84,8 +84,8 @@ func (m *rewriter) rewrite() ([]byte, error) {
 		case secCustom:
 			data = append(appendText(nil, s.Name), data...)
 		case secType:
-			data = appendItems(data, []byte{0x60, 0, 0}, // type of the function for more fuel
-				[]byte{0x60, 3, valI32, valI32, valI32, 0}) // type of the functions for large copies and fills
+			data = appendItems(data, []byte{0x60, 0, 0}, // type of the function that asks the host for more fuel
+				[]byte{0x60, 3, valI32, valI32, valI32, 0}) // type of the functions that make large copies and fills
 		case secFunction:
 			for _, f := range m.added {
 				data = appendItems(data, appendU32(nil, f.kind))
@@ -141,7 +141,7 @@ func (m *rewriter) rewriteCode() ([]byte, error) {
 		w := bodyRewriter{global: m.globals, refuel: m.refuel()}
 		m.added = append(m.added, added{m.bulkKind(), w.slicedCopy()}, added{m.bulkKind(), w.slicedFill()})
 	}
-	owned := map[uint32]bool{} // functions with a name of the author's; used for speed only, since names prove nothing
+	owned := map[uint32]bool{} // functions with names outside of the library; names prove nothing, so they decide about speed only
 	for _, f := range m.FunctionNames() {
 		owned[f.Index] = !library.Match(f.Text)
 	}

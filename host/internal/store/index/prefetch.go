@@ -11,15 +11,14 @@ import (
 // lookup spends nearly all of its time waiting for memory. For each key it loads the first bucket, then the matching entries of
 // that bucket, then the second bucket if none of them has the key, and then the matching entries of the second bucket.
 type Prefetch struct {
-	id       int // identifies the index to which all fields belong
-	hashed   int // fingerprints of keys before this one are known
-	searched int // first buckets of keys before this one have been searched
-	compared int // matches in first buckets of keys before this one have been compared
-	ended    int // second buckets of keys before this one have been searched
-	fps      [ring]uint64
-	buckets  [ring]*bucket // buckets to be searched
-	matches  [ring]uint32  // cells of the first bucket that must be compared, because there are several or the tag is short
-	likely   [ring]uint32  // slots that were found, or None; compared by key only if they had to be
+	id int // identifies the index to which all fields belong
+	// Each stage has passed the keys before a number: their fingerprints are known, their first buckets have been searched, the
+	// matches there have been compared, and their second buckets have been searched.
+	hashed, searched, compared, ended int
+	fps                               [ring]uint64
+	buckets                           [ring]*bucket // buckets to be searched
+	matches                           [ring]uint32  // cells of the first bucket that must be compared, because there are several or the tag is short
+	likely                            [ring]uint32  // slots that were found, or None; compared by key only if they had to be
 }
 
 // surelyOne is the maximum number of bits of a slot at which tags are long enough that hardly any wrong entry matches.

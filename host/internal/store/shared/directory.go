@@ -26,8 +26,8 @@ type directory struct {
 	out   writer
 	temps []string // temporaries to be removed, whose pieces are logged
 	tails map[string]*tail
-	live  []string // members of the last list
-	dead  []string // members below gone in the last list
+	live  []string // members in the last listing
+	dead  []string // members whose membership has ended, in the last listing: those below gone
 
 	epochs epochs
 	beat   beat // of the evictor, as read last

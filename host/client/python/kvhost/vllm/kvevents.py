@@ -84,7 +84,7 @@ class KVEvents:
         return e.group in self._at and e.key in self._tree
 
     def _part(self, stage: int, group: int) -> int:
-        """Returns the bit of a chunk's part in the tree."""
+        """Returns the bit of a group in a pipeline stage, one of the parts that a chunk of the tree needs."""
         return 1 << (stage * len(self._at) + self._at[group])
 
     # ---- what the scheduler knows ------------------------------------------------------------------------------------
