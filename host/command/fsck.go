@@ -51,7 +51,7 @@ Exit codes:
 		Example: `  kvhost fsck /mnt/nvme0/kv
   kvhost fsck --repair --read-limit 500MiB /mnt/nvme0/kv /mnt/nvme1/kv
   kvhost fsck --quick --json /mnt/nvme0/kv`,
-		Args: wantArgs(1, math.MaxInt, "the path of a root"),
+		Args: wantArgs(math.MaxInt, "the path of a root"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := untilSignal(cmd.Context())
 			defer stop()

@@ -17,4 +17,4 @@ func newPolicy() *cobra.Command {
 	return cmd
 }
 
-var wantFiles = wantArgs(1, math.MaxInt, "a .wasm file")
+var wantFiles = wantArgs(math.MaxInt, "a .wasm file")

@@ -66,7 +66,7 @@ The change lasts until the host restarts or reloads its configuration (SIGHUP). 
 configuration.`,
 		Example: `  kvhost policy swap lru ./mine.wasm --sha256 4f0c...
   kvhost policy swap prefix --set window=20`,
-		Args: wantArgs(1, 2, "the name of a policy, and a module"),
+		Args: wantArgs(2, "the name of a policy, and a module"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Name = args[0]
 			if len(args) == 2 {
@@ -164,7 +164,7 @@ func newPolicyPromote() *cobra.Command {
 		Long: `Starts a new instance of the shadow's module, replays every entry to it in order of last touch,
 and lets it evict. The shadow ends. The change lasts until the host restarts or reloads its configuration (SIGHUP).
 To keep it, write it to the configuration.`,
-		Args: wantArgs(1, 1, "the name of one shadow"),
+		Args: wantArgs(1, "the name of one shadow"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Name = args[0]
 			a, err := ask(cmd.Context(), &r, proto.NewAdminServiceClient, proto.AdminServiceClient.PromotePolicy, q)

@@ -16,7 +16,7 @@ func newPolicyNew() *cobra.Command {
 		Long: `Creates a project that builds and passes kvhost policy check: a small policy, its manifest, a
 Makefile and a copy of the kit for its language.`,
 		Example: "  kvhost policy new --lang rust --role place mine && make -C mine check",
-		Args:    wantArgs(1, 1, "one directory"),
+		Args:    wantArgs(1, "one directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := newProject(args[0], language, role); err != nil {
 				return err

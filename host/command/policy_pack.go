@@ -20,7 +20,7 @@ func newPolicyPack() *cobra.Command {
 		Long: `Puts a manifest into a module as the custom section ` + abi.ManifestSection + `, in place of an old one. It is meant for
 toolchains that cannot write custom sections, and for use after tools that strip them. The manifest is checked first.`,
 		Example: "  kvhost policy pack mine.wasm --manifest manifest.json",
-		Args:    wantArgs(1, 1, "one .wasm file"),
+		Args:    wantArgs(1, "one .wasm file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return pack(cmd.Context(), args[0], manifest, cmp.Or(out, args[0]))
 		},

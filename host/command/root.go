@@ -50,9 +50,9 @@ Without a command it serves: clients on a Unix socket, probes, metrics and a pag
 }
 
 // wantArgs returns a function that refuses too few or too many arguments. Its error says what the command needs.
-func wantArgs(least, most int, what string) cobra.PositionalArgs {
+func wantArgs(most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if len(args) < least || len(args) > most {
+		if len(args) == 0 || len(args) > most {
 			return usageError{fmt.Errorf("%s: want %s", cmd.CommandPath(), what)}
 		}
 		return nil

@@ -417,7 +417,7 @@ func (r judge) Found(
 	}
 	r.set.Unlock()
 	if slot != index.None && here {
-		r.root.drop(entries.Mark{Slot: slot, Fingerprint: fp}, 0)
+		r.root.drop(entries.Mark{Slot: slot, Fingerprint: fp})
 	}
 }
 

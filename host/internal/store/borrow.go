@@ -99,7 +99,7 @@ func (s *Store) GiveBack(list []Borrowed, all bool) []Borrowed {
 		used := stands && !r.Unused(m.Slot)
 		r.Unlock()
 		if stands && (all || !used) {
-			r.drop(m, 0)
+			r.drop(m)
 		}
 		return !used || all
 	})

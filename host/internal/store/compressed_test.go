@@ -520,7 +520,7 @@ func TestStoredAgainInAnotherSize(t *testing.T) {
 				equal(t, when+": files", int64(len(f.files())), files)
 			}
 			faulty.Set(faultfs.MustRules("remove ** : eio")...)
-			r.drop(f.markOf(0), 0)
+			r.drop(f.markOf(0))
 			faulty.Set()
 			check("it is not unlinked", 1)
 			r.cfg.Compressed = compressed
@@ -530,7 +530,7 @@ func TestStoredAgainInAnotherSize(t *testing.T) {
 			check("tried again", 1)
 			f.readHalf(0)
 			equal(t, "Orphaned", f.store.Stats().Roots[0].Orphaned, 0)
-			r.drop(f.markOf(0), 0)
+			r.drop(f.markOf(0))
 			check("it goes", 0)
 		})
 	}

@@ -332,7 +332,7 @@ func TestEntryGoesWhileARankIsWritten(t *testing.T) {
 	p, err := f.store.Put(t.Context(), f.request(1, 1, 1))
 	must(t, err)
 	must(t, write(p))
-	f.root().drop(p.mark, 0)
+	f.root().drop(p.mark)
 	if _, err := f.store.Put(t.Context(), f.request(1, 1, 2)); !errors.Is(err, ErrResident) {
 		t.Errorf("a put of a rank of a dropped entry: error %v, want %v", err, ErrResident)
 	}

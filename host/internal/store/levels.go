@@ -218,7 +218,7 @@ func (l *level) DropPart(e *moves.Entry) {
 	for _, way := range l.ways(e) {
 		for _, r := range way.roots {
 			if m, ok := r.Part(e.Fingerprint); ok {
-				r.drop(m, 0)
+				r.drop(m)
 			}
 		}
 	}

@@ -50,6 +50,6 @@ func (r *root) sweepExpired(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.drop(m, 0)
+		r.drop(m)
 	}
 }

@@ -510,7 +510,7 @@ func TestOrphanOfAPutUnderWay(t *testing.T) {
 	release := sync.OnceFunc(faulty.Release)
 	defer release()
 	r := f.root()
-	r.drop(f.markOf(0), 0)
+	r.drop(f.markOf(0))
 	put := make(chan error, 1)
 	go func() { put <- f.put(1, 0) }()
 	f.must(faulty.AwaitHanging(testenv.Context(t), 1))

@@ -78,7 +78,7 @@ func TestPublishBesideADeletion(t *testing.T) {
 	f.mustPut(0, 1)
 	r := f.root()
 	faulty.Set(faultfs.MustRules("remove **: eacces")...)
-	r.drop(f.markOf(0), 0)
+	r.drop(f.markOf(0))
 	faulty.Set(faultfs.MustRules("remove **: hang")...)
 	release := sync.OnceFunc(faulty.Release)
 	defer release()
@@ -221,7 +221,7 @@ func TestALeftFileGoesBeforeItsEntry(t *testing.T) {
 	f := newFixture(t, 4, 2, func(c *Config) { c.FS = fsys })
 	f.mustPut(0)
 	m := f.markOf(0)
-	f.whileHanging(fsys, "remove **_r0.kv 1st: eio\nremove **_r1.kv: hang", func() { f.root().drop(m, 0) },
+	f.whileHanging(fsys, "remove **_r0.kv 1st: eio\nremove **_r1.kv: hang", func() { f.root().drop(m) },
 		func() { f.must(f.store.Maintain(t.Context(), 0, RetryRemovals)) })
 	equal(t, "bytes in the account", f.store.Stats().Roots[0].Used, 0)
 	equal(t, "bytes on the disk", onDisk(t, f.cfg.Roots[0].Path), 0)

@@ -195,7 +195,7 @@ func (s *Store) renew(p *Put) {
 			continue
 		}
 		if m, expired := r.Renew(p.mark.Fingerprint, p.class, &p.q.Key); expired {
-			r.drop(m, 0)
+			r.drop(m)
 		}
 	}
 }

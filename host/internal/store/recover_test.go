@@ -526,7 +526,7 @@ func TestScanMeetsAnOrphan(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := f.root()
-	r.drop(f.markOf(0), 0)
+	r.drop(f.markOf(0))
 	release()
 	<-f.store.ScanDone()
 	f.checkUsed()

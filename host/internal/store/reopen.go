@@ -65,7 +65,7 @@ func (r returning) refit(ctx context.Context, empty bool) error {
 			r.suspects.add(lost[i:]...)
 			return err
 		}
-		r.drop(m, 0)
+		r.drop(m)
 	}
 	if empty {
 		r.Quarantine.Shrink(math.MaxInt64)

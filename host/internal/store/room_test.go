@@ -416,7 +416,7 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 		t.Errorf("3 pieces are on the full disk, the limit is %d", got/pieceBytes)
 	}
 	r.Account.Lift()
-	r.drop(entries.Mark{Slot: 1, Fingerprint: r.Index.Fingerprint(1)}, 0)
+	r.drop(entries.Mark{Slot: 1, Fingerprint: r.Index.Fingerprint(1)})
 	for rank := uint32(1); rank < ranks; rank++ {
 		must(t, f.put(0, rank))
 	}

@@ -386,8 +386,7 @@ func (m *marks) take() (list []entries.Mark) {
 	return list
 }
 
-// drop removes an entry that does not, or no longer, match its files. The ranks in keep are left out, because the caller
-// removes their files. The lock must not be held.
-func (r *root) drop(m entries.Mark, keep uint64) {
-	r.Evict(m, func(v *entries.Eviction) { _, _ = r.owner.unlink(v, v.Pieces&^keep) }) // it logs failures and retries
+// drop removes an entry that does not, or no longer, match its files. The lock must not be held.
+func (r *root) drop(m entries.Mark) {
+	r.Evict(m, func(v *entries.Eviction) { _, _ = r.owner.unlink(v, v.Pieces) }) // it logs failures and retries
 }

@@ -118,7 +118,7 @@ func (r *recovery) makeRoom() {
 		if s.Account.Excess(1) <= 0 {
 			break
 		}
-		r.root.drop(m, 0)
+		r.root.drop(m)
 	}
 }
 
@@ -344,7 +344,7 @@ func (c *scan) settle(unsure []entries.MarkedPiece) {
 		}
 		name := d.Slash + v.Name(p.Rank)
 		if _, err := d.FS.Stat(name); errors.Is(err, fs.ErrNotExist) || d.Orphans.Has(name) {
-			c.by.root.drop(p.Mark, 0)
+			c.by.root.drop(p.Mark)
 		}
 	}
 }

@@ -392,7 +392,7 @@ func (f *fixture) maintain(part Task) {
 }
 
 // drop removes the entry of a key, as one that is not what the index says.
-func (f *fixture) drop(n uint64) { f.root().drop(f.markOf(n), 0) }
+func (f *fixture) drop(n uint64) { f.root().drop(f.markOf(n)) }
 
 // builtin is the file of a piece of group 0 under the built-in name.
 func (f *fixture) builtin(k kv.Key) string { return f.root().path("", f.space.Class(0), &k, 0) }

@@ -24,7 +24,7 @@ func (r *root) unopened(m entries.Mark, rank uint32, name string, err error) err
 			return fmt.Errorf("%w: %w", ErrRootOut, err) // all entries of the root are affected
 		}
 		r.Counted(&r.Count.Vanished)
-		r.drop(m, 0)
+		r.drop(m)
 	case r.spares(m, name, err):
 		return err
 	default:

@@ -93,7 +93,7 @@ func (w *twin) drop(key kv.Key) {
 	slot := w.root.Index.FindFingerprint(fp)
 	w.root.Unlock()
 	if slot != index.None {
-		w.root.drop(entries.Mark{Slot: slot, Fingerprint: fp}, 0)
+		w.root.drop(entries.Mark{Slot: slot, Fingerprint: fp})
 	}
 }
 
