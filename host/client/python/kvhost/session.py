@@ -7,6 +7,7 @@ import enum
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena, SharedMemory
-from kvhost.errors import OTHER_VERSION, Code, HostError, HostStoppedError, VersionError
+from kvhost.errors import OTHER_VERSION, Code, HostError, HostStoppedError, KvhostError, VersionError
 from kvhost.events import EventStream, Position
 from kvhost.forks import Origin
 from kvhost.pulse import patiently
@@ -178,7 +179,8 @@ class Lookup:
         return self._first <= i < self._first + self.hits
 
     def release(self, *, wait: bool = True) -> None:
-        """Ends the lease. After a load or the expiry it has no effect."""
+        """Ends the lease. After a load or the expiry it has no effect, and without ``wait`` none after the session's
+        end."""
         if self.lease:
             self._session._tell(wait, release=pb.Release(lease=self.lease))
 
@@ -274,8 +276,8 @@ class _Job:
         return self._over.is_set() and not isinstance(self._answer, Exception)
 
     def cancel(self, *, wait: bool = True) -> None:
-        """Cancels the job. Returns when no copy can touch the blocks any more, or at once without ``wait``. The job
-        still completes."""
+        """Cancels the job. Returns when no copy can touch the blocks any more, or at once without ``wait``, also if
+        the session has ended. The job still completes."""
         self._session._tell(wait, cancel=pb.Cancel(job=self.id))
 
     def _wait(self, timeout: float | None) -> Any:
@@ -424,9 +426,13 @@ class Session:
         return patiently(self, self._stream.asked(**body), self._timeout)
 
     def _tell(self, wait: bool, **body: Any) -> None:
+        """Sends a message that ends something. Without ``wait`` it is no error that the session has ended, since all
+        ends with it."""
         if wait:
             self._ask(**body)
-        else:
+            return
+        self._stream.origin.check()
+        with suppress(KvhostError):
             self._stream.start(lambda m: True, **body)
 
     def __repr__(self) -> str:
@@ -625,7 +631,8 @@ class Session:
         return [DiscardResult(r) for r in reply.discard.results]
 
     def end_request(self, request: int, hints: Hints | None = None, *, wait: bool = True) -> None:
-        """Ends a request and releases its leases. ``hints`` are for policies."""
+        """Ends a request and releases its leases. ``hints`` are for policies. Without ``wait`` it has no effect after
+        the session's end."""
         h = hints or Hints()
         self._tell(
             wait,

@@ -414,3 +414,18 @@ def test_answers_wait_for_the_end_of_the_host(path: str, seed: bytes, monkeypatc
         s._stream._responses.cancel()  # the connection breaks
         assert s._stream.ended.wait(left())
     assert said == ["the process has ended", "HostGoneError"]
+
+
+def test_ends_after_the_end_of_the_session(path: str, seed: bytes) -> None:
+    """What ends with a session cannot fail to end afterwards, unless the caller waits for the answer."""
+    with kvhost.Session(path, "over-" + seed.hex(), namespace()) as s:
+        hit = s.lookup([])
+        hit.lease = 1
+        job = LoadJob(s, None)
+        job.id = 1
+        s._stream._responses.cancel()  # the connection breaks
+        assert s._stream.ended.wait(left())
+        for end in (hit.release, job.cancel, lambda wait: s.end_request(1, wait=wait)):
+            end(wait=False)
+            with pytest.raises(kvhost.HostGoneError):
+                end(wait=True)

@@ -147,8 +147,8 @@ class DoubleSession:
             raise HostGoneError("gone")
 
     def _tell(self, wait: bool, **body: Any) -> None:
-        self._alive()
-        self.released.append(body["release"].lease)
+        if not self.ended.is_set():
+            self.released.append(body["release"].lease)
 
     def leased(self, lease: int) -> Lookup:
         return Lookup(self, 0, pb.LookupReply(lease=lease))  # type: ignore[arg-type]
@@ -197,9 +197,9 @@ class DoubleSession:
             ping.set()
 
     def end_request(self, request: int, hints: Hints | None = None, *, wait: bool) -> None:
-        self._alive()
-        self.ended_requests.append(request)
-        self.hints.append(hints)
+        if not self.ended.is_set():
+            self.ended_requests.append(request)
+            self.hints.append(hints)
 
     def die(self) -> None:
         self.ended.set()

@@ -39,11 +39,8 @@ class Hit:
         self.index = {key: i for i, key in enumerate(keys) if self.found[i]}
 
     def release(self) -> None:
-        """Ends the lease, without waiting. It never raises, since a lease ends with its session."""
-        try:
-            self.lookup.release(wait=False)
-        except HostGoneError:
-            pass
+        """Ends the lease, without waiting."""
+        self.lookup.release(wait=False)
 
 
 class ObjectStore:

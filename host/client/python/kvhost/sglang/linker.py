@@ -239,10 +239,7 @@ class KvhostLinker(UnifiedCacheLinker):
     @staticmethod
     def _end_request(session: Session, number: int) -> None:
         """Gives the leases back, also those of answers that have not come."""
-        try:
-            session.end_request(number, wait=False)
-        except KvhostError:
-            pass
+        session.end_request(number, wait=False)
 
     # ---- loads -------------------------------------------------------------------------------------------------------
 
@@ -513,10 +510,7 @@ def _cancelled(batch: Batch, seconds: float) -> bool:
     due = time.monotonic() + seconds
     jobs = [p.job for p in batch.parts if p.job is not None and not p.job.over]
     for job in jobs:
-        try:
-            job.cancel(wait=False)
-        except KvhostError:
-            pass  # the session has ended, and the job with it
+        job.cancel(wait=False)
     for job in jobs:
         try:
             job.wait(max(0.0, due - time.monotonic()))

@@ -114,10 +114,7 @@ class RequestLookup:
         """Gives the leases back. Leases of answers that have not come end with their request."""
         for stages in self._found:
             for found in stages:
-                try:
-                    found.release(wait=False)
-                except KvhostError:
-                    pass
+                found.release(wait=False)
 
 
 def _until(found: Lookup, chunks: int) -> float:

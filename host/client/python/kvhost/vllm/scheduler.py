@@ -486,10 +486,7 @@ class Scheduler:
         self._orders.ended.append((request.request_id, t.number))
         told = hints.of_request(request)
         for s in self._link.sessions():
-            try:
-                s.end_request(t.number, told, wait=False)  # this also ends the leases of its lookups
-            except KvhostError:
-                pass
+            s.end_request(t.number, told, wait=False)  # this also ends the leases of its lookups
         return self._keep(t)
 
     def _keep(self, t: Tracked) -> dict[str, Any] | None:

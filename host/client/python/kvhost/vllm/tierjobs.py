@@ -114,10 +114,7 @@ class _Batch:
     def release(self) -> None:
         if self._found is not None and not self._used:
             self._used = True
-            try:
-                self._found.release(wait=False)
-            except KvhostError:
-                pass  # with its session
+            self._found.release(wait=False)
 
 
 @dataclass
@@ -470,10 +467,7 @@ class TierJobs:
 
     def _cancel(self, part: _Part) -> None:
         assert part.running is not None
-        try:
-            part.running.cancel(wait=False)
-        except KvhostError:
-            pass  # its session has ended, and the job with it
+        part.running.cancel(wait=False)
 
     def _settle(self, part: _Part) -> None:
         job = part.running
@@ -547,10 +541,7 @@ class TierJobs:
     def _tell_end(self, r: _Request) -> None:
         if r.ended is None or r.unsent or r.session is None:
             return
-        try:
-            r.session.end_request(r.number, r.ended, wait=False)
-        except KvhostError:
-            pass  # the session has ended, and its requests with it
+        r.session.end_request(r.number, r.ended, wait=False)
 
     def drain(self, give_up: float = math.inf, *, leave: bool = False) -> None:
         """Waits until all jobs have ended, some by cancellation. A stopped host keeps the slots of its loads until

@@ -228,7 +228,8 @@ class Worker:
         store."""
         for job, _ in store.jobs:
             if not job.was_read:
-                _ask_to_cancel(job)
+                if not job.over:
+                    job.cancel(wait=False)
                 job.withdraw()
 
     def _settle_stores(self) -> None:
@@ -271,10 +272,7 @@ class Worker:
 
     def _end_request(self, number: int) -> None:
         for s in self._link.sessions():
-            try:
-                s.end_request(number, wait=False)
-            except KvhostError:
-                pass
+            s.end_request(number, wait=False)
 
     # ---- loads -------------------------------------------------------------------------------------------------------
 
@@ -372,7 +370,8 @@ class Worker:
             return
         load.cancelled = time.monotonic()
         for _, job in load.jobs:
-            _ask_to_cancel(job)
+            if not job.over:
+                job.cancel(wait=False)
 
     def _wait_for_a_job(self, seconds: float) -> None:
         """Waits for the oldest load or unread store. It does not wait if one of them is over."""
@@ -518,14 +517,6 @@ def _ends_by(due: float, wait: Callable[[float], object]) -> bool:
     except KvhostError:
         pass  # it ended
     return True
-
-
-def _ask_to_cancel(job: StoreJob | LoadJob) -> None:
-    if not job.over:
-        try:
-            job.cancel(wait=False)
-        except KvhostError:
-            pass  # the session has ended, and the job with it
 
 
 def open_session(open: Callable[[], Session], register: Callable[[Session], None]) -> list[Session]:
