@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/health"
@@ -406,8 +407,9 @@ func TestTurnsRest(t *testing.T) {
 // TestTurnsOfACrowd: callers that are not of the configuration have as much together however many they are, and one that is of it as much as alone.
 func TestTurnsOfACrowd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		each, all := &turns{rest: 3}, &turns{most: 2, rest: 3}
-		ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		const keys = int((time.Millisecond - askTime) / keyTime)
+		each, all := &turns{rest: 3}, &crowd{Queue: arrivals.Queue{Most: 2}, rest: 3}
+		ctx, stop := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer stop()
 		var calls sync.WaitGroup
 		var asked [2]atomic.Int64 // of strangers, of a peer
@@ -418,7 +420,7 @@ func TestTurnsOfACrowd(t *testing.T) {
 			}
 			calls.Go(func() {
 				for ctx.Err() == nil {
-					if leave, err := each.enterAmong(ctx, all, who); err == nil {
+					if leave, err := each.enterAmong(ctx, all, who, keys); err == nil {
 						asked[of].Add(1)
 						time.Sleep(time.Millisecond)
 						leave()
@@ -426,13 +428,48 @@ func TestTurnsOfACrowd(t *testing.T) {
 				}
 			})
 		}
+		time.Sleep(45 * time.Millisecond) // until each of them has asked once
+		for range 12 {
+			time.Sleep(8 * time.Millisecond)
+			since := time.Now()
+			leave, err := each.enterAmong(ctx, all, caller{"seldom", false}, keys)
+			testenv.OK(t, err)
+			if d := time.Since(since); d > 8*time.Millisecond {
+				t.Errorf("one of the crowd that seldom asks has waited %s, want at most two calls and their rests", d)
+			}
+			leave()
+		}
 		calls.Wait()
-		if s, p := asked[0].Load(), asked[1].Load(); s < 45 || s > 54 || p < 25 || p > 27 {
-			t.Errorf("%d calls of a crowd and %d of a peer, want 45 to 54 and 25", s, p)
+		if s, p := asked[0].Load(), asked[1].Load(); s < 90 || s > 106 || p < 50 || p > 53 {
+			t.Errorf("%d calls of a crowd and %d of a peer, want 90 to 106 and 50", s, p)
 		}
 		time.Sleep(10 * time.Second)
-		if n, m := callersOf(each), callersOf(all); n+m != 0 {
-			t.Errorf("%d and %d callers are known after all calls, want none", n, m)
+		if n := callersOf(each); n != 0 || all.Waits() {
+			t.Errorf("%d callers are known after all calls, and one waits: %t, want none", n, all.Waits())
+		}
+	})
+}
+
+// TestRestOfACallThatWaited: a crowd's rest is by what a call of its keys can take. While the call waited for a processor it has taken
+// nothing.
+func TestRestOfACallThatWaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = int((time.Millisecond - askTime) / keyTime)
+		each, all := &turns{rest: 3}, &crowd{rest: 3}
+		leave, err := each.enterAmong(t.Context(), all, caller{"held up", false}, keys)
+		testenv.OK(t, err)
+		over := make(chan time.Time)
+		go func() {
+			leave, err := each.enterAmong(t.Context(), all, caller{"another", false}, keys)
+			testenv.OK(t, err)
+			over <- time.Now()
+			leave()
+		}()
+		time.Sleep(100 * time.Millisecond)
+		since := time.Now()
+		leave()
+		if d := (<-over).Sub(since); d != 3*time.Millisecond {
+			t.Errorf("another of the crowd has waited %s after a call that was held up for 100 ms, want the rest of one that takes 1 ms", d)
 		}
 	})
 }

@@ -41,6 +41,8 @@ const (
 	batchEvery   = 100 * time.Millisecond
 	longestWait  = time.Second // longest wait of a fetch for its turn
 	askRest      = 7           // rest after a lease request, in multiples of its duration, if the caller has other requests waiting
+	askTime      = 200 * time.Microsecond
+	keyTime      = 400 * time.Nanosecond // a request that takes longer than askTime and keyTime for each key has waited for a processor
 	pageBytes    = 4096
 )
 
@@ -50,7 +52,7 @@ type lending struct {
 	grpc  *grpc.Server
 	pace  pace
 	asks  turns       // limits lease requests: those of one caller occupy at most half of the processors
-	crowd turns       // the same for all callers together that are not configured
+	crowd crowd       // the same for all callers together that are not configured
 	free  chan []byte // buffers for a part and a page; an element is nil until its first use
 	shelf *shelf      // nil without NIXL
 
@@ -76,8 +78,8 @@ type lent struct {
 func newLending(p *Peers) *lending {
 	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers),
 		pace: pace{rate: float64(p.cfg.Bandwidth)}, asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
-	l.crowd.most = max(2, l.asks.most) // with two, a question that hangs delays no other caller
-	l.crowd.rest = time.Duration(askRest * l.crowd.most / max(1, l.asks.most))
+	l.crowd.Most = max(2, l.asks.most) // with two, a question that hangs delays no other caller
+	l.crowd.rest = time.Duration(askRest * l.crowd.Most / max(1, l.asks.most))
 	for range buffers {
 		l.free <- nil // mapped on first use
 	}
@@ -170,7 +172,7 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 	told, metadata := s.owner.turnover(), uint64(0)
 	first := &proto.ResidentsResponse{Host: s.owner.self[:], Turnover: &told, Nixl: s.metadata(&metadata)}
 	who := s.owner.callerOf(ctx)
-	leave, err := s.asks.enterAmong(ctx, &s.crowd, who)
+	leave, err := s.asks.enterAmong(ctx, &s.crowd, who, batch)
 	if err != nil {
 		return err
 	}
@@ -184,7 +186,7 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 		leave() // the caller may not read
 		err = st.Send(first)
 		first = &proto.ResidentsResponse{}
-		more, over := s.asks.enterAmong(ctx, &s.crowd, who)
+		more, over := s.asks.enterAmong(ctx, &s.crowd, who, batch)
 		if over != nil {
 			leave, err = func() {}, cmp.Or(err, over)
 			return false
@@ -267,7 +269,7 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		return nil, status.Error(codes.InvalidArgument, "keys, namespace or ranks")
 	}
 	who := s.owner.callerOf(ctx)
-	leave, err := s.asks.enterAmong(ctx, &s.crowd, who)
+	leave, err := s.asks.enterAmong(ctx, &s.crowd, who, len(keys))
 	if err != nil {
 		return nil, err
 	}
@@ -572,14 +574,37 @@ func (t *turns) enter(ctx context.Context, who caller) (leave func(), err error)
 	}
 }
 
-// enterAmong enters the turns of the caller. A caller that is not configured also enters the turns that all such callers share,
-// because there may be any number of them.
-func (t *turns) enterAmong(ctx context.Context, strangers *turns, who caller) (leave func(), err error) {
+// crowd limits the concurrent calls of all callers that are not configured, of which there may be any number.
+type crowd struct {
+	arrivals.Queue
+	rest time.Duration // as of turns
+}
+
+// enter waits until few enough calls of the crowd are running, and until no call waits of a caller that had less. What the call takes
+// longer than its keys need is no reason for others of the crowd to wait: other processes had the processors.
+func (c *crowd) enter(ctx context.Context, who caller, keys int) (leave func(), err error) {
+	if err := c.Enter(ctx, who.id); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	since := time.Now()
+	return func() {
+		took := min(time.Since(since), askTime+time.Duration(keys)*keyTime)
+		end := func() { c.Leave(who.id, took) }
+		if rest := c.rest * took; rest > 0 && c.Waits() {
+			time.AfterFunc(rest, end)
+		} else {
+			end()
+		}
+	}, nil
+}
+
+// enterAmong enters the turns of the caller, and those of the crowd if the caller is not configured.
+func (t *turns) enterAmong(ctx context.Context, strangers *crowd, who caller, keys int) (leave func(), err error) {
 	own, err := t.enter(ctx, who)
 	if err != nil || who.known {
 		return own, err
 	}
-	all, err := strangers.enter(ctx, caller{})
+	all, err := strangers.enter(ctx, who, keys)
 	if err != nil {
 		own()
 		return nil, err

@@ -36,9 +36,10 @@ type Effort struct {
 
 // spent is what a sender has used of its part.
 type spent struct {
-	turn  chan struct{} // has an element while the sender waits, so that it has one place in its crowd
+	turn  chan struct{} // has an element while the sender waits
 	users int
 	until time.Time // end of the time that its arrivals take at its part of the processors
+	queue Queue     // of a crowd: its senders that wait
 }
 
 // NewEffort gives a sixteenth of the processors to each sender.
@@ -56,27 +57,58 @@ func (e *Effort) Spend(ctx context.Context, who Sender, took time.Duration) (wai
 		defer func() { <-x.turn }()
 	case <-ctx.Done():
 	}
+	since := time.Now()
+	if who.Crowd != "" && ctx.Err() == nil { // what does not wait is not the crowd's debt
+		e.waitInCrowd(ctx, who, took)
+	}
 	e.mu.Lock()
 	now := time.Now()
-	wait = owes(&x.until, now, time.Duration(float64(took)/e.Part))
-	switch {
-	case ctx.Err() != nil: // it does not wait, so the debt must not grow without end, nor become the crowd's
+	wait = max(0, owes(&x.until, since, time.Duration(float64(took)/e.Part))-now.Sub(since))
+	if ctx.Err() != nil { // it does not wait, so the debt must not grow without end
 		wait = min(wait, mostDebt)
 		x.until = now.Add(wait)
-	case who.Crowd != "":
-		wait = max(wait, owes(&e.spent(Sender{Crowd: who.Crowd}).until, now, time.Duration(float64(took)/e.Part/2)))
 	}
 	x.users--
 	e.mu.Unlock()
 	if wait > effortSlack {
-		over := time.NewTimer(wait)
-		defer over.Stop()
-		select {
-		case <-over.C:
-		case <-ctx.Done():
-		}
+		rest(ctx, wait)
 	}
 	return wait
+}
+
+// waitInCrowd charges a sender's crowd as well and waits until the crowd has made up for it. Other senders of it may wait, too: the one
+// that has sent least is first.
+func (e *Effort) waitInCrowd(ctx context.Context, who Sender, took time.Duration) {
+	var wait time.Duration
+	e.mu.Lock()
+	crowd := e.spent(Sender{Crowd: who.Crowd})
+	crowd.users++
+	e.mu.Unlock()
+	err := crowd.queue.Enter(ctx, who.ID)
+	e.mu.Lock()
+	crowd.users--
+	if err == nil {
+		wait = owes(&crowd.until, time.Now(), time.Duration(float64(took)/e.Part/2))
+	}
+	e.mu.Unlock()
+	if err != nil {
+		return
+	}
+	rest(ctx, wait-effortSlack) // not for all of the debt, as the next may have sent nothing for long
+	crowd.queue.Leave(who.ID, took)
+}
+
+// rest waits for a time, or until the context is done.
+func rest(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	over := time.NewTimer(d)
+	defer over.Stop()
+	select {
+	case <-over.C:
+	case <-ctx.Done():
+	}
 }
 
 // spent returns the record of a sender. The mutex must be held.

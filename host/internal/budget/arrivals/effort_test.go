@@ -40,6 +40,14 @@ func TestEffort(t *testing.T) {
 				}
 			})
 		}
+		for range 40 {
+			time.Sleep(20 * time.Millisecond)
+			since := time.Now()
+			e.Spend(ctx, Sender{"seldom", "strangers"}, took)
+			if d := time.Since(since); d > 2*took*4 {
+				t.Errorf("one of the crowd that seldom sends has waited %s, want at most twice %s", d, took*4)
+			}
+		}
 		lines.Wait()
 		if p, s, o := sent[0].Load(), sent[1].Load(), sent[2].Load(); p < 1250 || p > 1275 || s < 140 || s > 170 || s+o < 2500 || s+o > 2650 {
 			t.Errorf("%d of a peer, %d of a stranger and %d of 16 others, want 1250, 147 and 2353", p, s, o)
