@@ -192,7 +192,8 @@ func (a *question) ask(ctx context.Context) bool {
 	}
 	x.count.asks.Add(1)
 	x.count.keys.Add(uint64(len(a.keys)))
-	n, err := a.borrow(ctx, time.Now())
+	since := time.Now()
+	n, err := a.borrow(ctx, since)
 	switch {
 	case err == nil:
 		x.worked(asking)
@@ -200,7 +201,7 @@ func (a *question) ask(ctx context.Context) bool {
 	case errors.Is(err, ErrMessage):
 		x.accuse("a peer's answer cannot be true", err)
 	case status.Code(err) != codes.ResourceExhausted: // ResourceExhausted only says that the peer is busy
-		x.failed(asking, err)
+		x.failed(asking, since, err)
 	}
 	x.answered(n > 0, a.busy || err != nil)
 	if err != nil {

@@ -332,3 +332,51 @@ func TestLiars(t *testing.T) {
 	}
 	testenv.FreshSeeds(*liarsTime, run)
 }
+
+// TestStepsOfSilence: a read ends after eight steps in which nothing comes, and a step counts once however late it ends. So a pause of
+// this process is no silence of the peer.
+func TestStepsOfSilence(t *testing.T) {
+	var cause error
+	q := newSilence(time.Hour, func(err error) { cause = err })
+	defer q.end()
+	for range 3 {
+		for range silenceSteps - 1 {
+			q.pass()
+		}
+		q.heard()
+	}
+	if cause != nil {
+		t.Fatalf("a read to which something comes ended by %v", cause)
+	}
+	for n := range silenceSteps {
+		if cause != nil {
+			t.Fatalf("%v after %d of %d steps", cause, n, silenceSteps)
+		}
+		q.pass()
+	}
+	if !errors.Is(cause, errSilent) {
+		t.Errorf("a read to which nothing comes ended by %v, want %v", cause, errSilent)
+	}
+}
+
+// TestQuestionsAtOnce: questions that go without an answer at the same time are one failure, as if this process had been paused. A peer that
+// answers none is left alone after three in a row.
+func TestQuestionsAtOnce(t *testing.T) {
+	f := &fake{lease: func(*proto.LeaseRequest) (*proto.LeaseResponse, error) {
+		return nil, status.Error(codes.DeadlineExceeded, "late")
+	}}
+	r := newRig(t, f, 1)
+	since := time.Now()
+	for n := range 64 {
+		r.peer.failed(asking, since, errors.New("late"))
+		if r.peer.is(Alone) {
+			t.Fatalf("it is left alone after %d questions of one time", n+1)
+		}
+	}
+	for range mostFailures - 1 {
+		r.peer.failed(asking, time.Now(), errors.New("late"))
+	}
+	if !r.peer.is(Alone) {
+		t.Errorf("it is %s after %d questions in a row without an answer, want it alone", r.peer.owner.Stats()[0].State, mostFailures)
+	}
+}

@@ -87,6 +87,7 @@ func (p *Peers) Offer(ctx context.Context, o *store.Offer) error {
 	q.Lease = p.lending.hold(o.Lease, caller{}, 0, p.patience)
 	defer p.lending.end(func(l *lent) bool { return l.Lease == o.Lease })
 	x.count.offers.Add(1)
+	since := time.Now()
 	r, err := client.Offer(ctx, q)
 	switch {
 	case given.Err() != nil:
@@ -94,7 +95,7 @@ func (p *Peers) Offer(ctx context.Context, o *store.Offer) error {
 	case status.Code(err) == codes.ResourceExhausted, err == nil && !r.GetTaken():
 		return moves.ErrRefused
 	case err != nil:
-		x.failed(asking, err)
+		x.failed(asking, since, err)
 		return fmt.Errorf("%w: %s: %w", ErrAway, x.addr, err)
 	}
 	x.count.taken.Add(1)

@@ -78,6 +78,7 @@ type peer struct {
 	reason   string
 	list     int        // index of the peer's list in the table; lists if the peer has none
 	failures [deeds]int // failures in a row, of each deed
+	failedAt time.Time  // when the last failure of asking was counted
 	pause    time.Duration
 	until    time.Time // end of the pause in state Alone
 	trying   bool      // a probe is under way
@@ -318,15 +319,21 @@ func (x *peer) worked(at deed) {
 	}
 }
 
-// failed records a failure that this host did not cause by a cancellation. A peer that fails several times in a row is left
-// alone.
-func (x *peer) failed(at deed, err error) {
+// failed records a failure of a request that began at a time, unless this host caused it by a cancellation. A peer that fails several
+// times in a row is left alone. Questions that were asked at the same time are one of them: what delayed one of them, such as a
+// pause of this process, has delayed all.
+func (x *peer) failed(at deed, since time.Time, err error) {
 	if x.run.Err() != nil { // this host is closing the peer
 		return
 	}
 	x.count.failures.Add(1)
 	x.mu.Lock()
-	x.failures[at]++
+	if at == reading || since.After(x.failedAt) {
+		x.failures[at]++
+	}
+	if at == asking {
+		x.failedAt = time.Now()
+	}
 	over := (x.failures[at] >= mostFailures || errors.Is(err, errSilent)) && x.state == Here
 	if over {
 		x.pause = min(max(x.owner.pause, 2*x.pause), longestPause)
@@ -527,9 +534,8 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 	}
 	ctx, stop := context.WithCancelCause(x.run)
 	defer stop(nil)
-	patience := min(stall, x.owner.cfg.Budget)
-	idle := time.AfterFunc(patience, func() { stop(fmt.Errorf("%w for %s", errSilent, patience)) })
-	defer idle.Stop()
+	quiet := newSilence(min(stall, x.owner.cfg.Budget), stop)
+	defer quiet.end()
 	slow := time.AfterFunc(x.owner.cfg.Budget, func() { stop(fmt.Errorf("%w: not all bytes in %s", ErrAway, x.owner.cfg.Budget)) })
 	defer slow.Stop()
 	defer func() {
@@ -550,13 +556,13 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 		}
 		offered := p.loan.lasts == 0 // an offered loan ends soon, so NotFound is no failure
 		if !p.loan.hearsay && (!offered || status.Code(err) != codes.NotFound) {
-			x.failed(reading, err)
+			x.failed(reading, time.Time{}, err)
 			if refused { // A silent peer is not treated like this: it still has its entries when it goes on, and would not announce them again.
 				x.owner.work.Go(func() { x.missed(p) }) // in the background: the reader holds the entry
 			}
 		}
 	}()
-	if did, err := p.readByNIXL(ctx, dst, off, func() { idle.Reset(patience) }); did {
+	if did, err := p.readByNIXL(ctx, dst, off, quiet.heard); did {
 		return err
 	}
 	stream, err := client.Fetch(ctx, &proto.FetchRequest{Lease: p.loan.lease, Index: p.entry, Rank: p.rank, Offset: uint64(off),
@@ -570,9 +576,57 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 		} else if err != nil {
 			return err
 		}
-		idle.Reset(patience)
+		quiet.heard()
 	}
 	return nil
+}
+
+// silenceSteps is the number of steps in the longest time without a byte.
+const silenceSteps = 8
+
+// silence ends a read to which no byte comes. It counts time in steps, and a step that ends late once: while this process was stopped
+// or had no processor, it would not have seen what the peer sent.
+type silence struct {
+	step  time.Duration
+	stop  func(cause error)
+	steps atomic.Int32 // without a byte
+
+	mu    sync.Mutex
+	timer *time.Timer
+	over  bool
+}
+
+// newSilence calls stop after the longest time without a byte.
+func newSilence(longest time.Duration, stop func(cause error)) *silence {
+	q := &silence{step: longest / silenceSteps, stop: stop}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.timer = time.AfterFunc(q.step, q.pass)
+	return q
+}
+
+// pass ends a step.
+func (q *silence) pass() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.over {
+		return
+	}
+	if q.steps.Add(1) >= silenceSteps {
+		q.stop(fmt.Errorf("%w for %s", errSilent, silenceSteps*q.step))
+		return
+	}
+	q.timer.Reset(q.step)
+}
+
+// heard records that bytes have come.
+func (q *silence) heard() { q.steps.Store(0) }
+
+func (q *silence) end() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.over = true
+	q.timer.Stop()
 }
 
 // turnoverOf converts the result of [Peers.turnover] to a duration.
