@@ -19,6 +19,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.v1 import kv_cache_interface as _kv_cache_interface
 
+from kvhost.errors import Refused
 from kvhost.vllm.adapters import LoadedAdapters
 
 log = logging.getLogger("vllm.kvhost")
@@ -255,7 +256,7 @@ def host_attention_isa(vllm_config: Any) -> str:
     try:
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
     except ImportError:
-        return ""
+        raise Refused("this vLLM does not name the instruction set that decides the layout of a page") from None
     model, cache = vllm_config.model_config, vllm_config.cache_config
     return str(_get_attn_isa(model.dtype, cache.block_size, model.get_head_size(), cache.cache_dtype))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace as Record
 from typing import Any
@@ -13,6 +14,7 @@ from needs import needs
 
 needs("vllm")
 
+from kvhost.errors import Refused  # noqa: E402
 from kvhost.vllm import compat  # noqa: E402
 
 KEYS = [bytes([n]) * 32 + bytes(4) for n in range(3)]
@@ -170,6 +172,9 @@ def test_what_else_is_looked_at(monkeypatch: pytest.MonkeyPatch, said: Callable[
     monkeypatch.delattr(kv_cache_utils, "generate_block_hash_extra_keys")
     assert not compat.describes_events()
     assert compat.waits_for_layers(Record(attn_metadata={})) is False, "want one wait for a whole load"
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.cpu_attn", None)
+    with pytest.raises(Refused):  # else pages of other layouts have one name
+        compat.host_attention_isa(Record())
     config = Record(lora_config=Record())
     self = Record(lora_manager=Record(list_adapters=set))  # a caller with another manager
     assert compat.loaded_adapters(config) is None and self
