@@ -89,7 +89,7 @@ func (f *Flag) Release() {
 	}
 }
 
-// Batch moves pieces between pages and one buffer. Add takes any number of pieces; [Batch.Wait] moves the rest.
+// Batch moves pieces between pages and one buffer. Add and AddRows take any number of pieces; [Batch.Wait] moves the rest.
 type Batch struct {
 	t          *Thread
 	dir        Direction
@@ -98,6 +98,8 @@ type Batch struct {
 	size       int
 	flag       *Flag
 	n          int
+	row        uint32 // bytes of a row of the added pieces; 0: they have no rows
+	stride     uint64 // distance of their rows in a page
 	blocks     int    // thread blocks of the kernel; 0: a share of all blocks
 	epoch      uint32 // number of the batch, for its launches; 0 before the first
 	noWait     bool   // do not wait for the kernel
@@ -128,14 +130,21 @@ func (t *Thread) BeginDevice(dir Direction, address uint64, size int, flag *Flag
 
 // Add adds one piece to the batch. A full batch is moved at once.
 func (b *Batch) Add(page uint64, offset, length int) error {
+	return b.AddRows(page, offset, length, 0, 0)
+}
+
+// AddRows adds a piece of rows. They have row bytes each, except for the last one, which may have fewer, and lie side by
+// side in the buffer and stride bytes apart from address page on. Pieces of equal rows share a launch.
+func (b *Batch) AddRows(page uint64, offset, length int, row uint32, stride uint64) error {
 	if offset < 0 || length < 0 || offset > b.size-length {
 		return fmt.Errorf("%w: %d bytes at %d of a buffer of %d", ErrConfig, length, offset, b.size)
 	}
-	if b.n == len(b.t.pieces) {
+	if b.n == len(b.t.pieces) || b.n > 0 && (b.row != row || b.stride != stride) {
 		if err := b.Wait(); err != nil {
 			return err
 		}
 	}
+	b.row, b.stride = row, stride
 	b.t.pieces[b.n] = Piece{Page: page, Offset: uint32(offset), Len: uint32(length)}
 	b.n++
 	return nil
@@ -237,8 +246,8 @@ func (b *Batch) launch(n int) error {
 	if err := b.nextEpoch(); err != nil {
 		return err
 	}
-	t.params = [8]uint64{b.buffer, pieces, uint64(n), uint64(b.dir), g.driver.onGPU(g, b.flag), t.halted,
-		uint64(b.epoch)}
+	t.params = [len(t.params)]uint64{b.buffer, pieces, uint64(n), uint64(b.dir), g.driver.onGPU(g, b.flag), t.halted,
+		uint64(b.epoch), uint64(b.row), b.stride}
 	if err := t.start(g.kernels.pages, blocks, kernels.PagesThreads); err != nil || b.noWait {
 		return err
 	}
@@ -273,14 +282,7 @@ func (d *Driver) onGPU(g *GPU, f *Flag) uint64 {
 	return base
 }
 
-func (b *Batch) endpoints(p *Piece) (to, from uint64) {
-	if b.dir == Scatter {
-		return p.Page, b.buffer + uint64(p.Offset)
-	}
-	return b.buffer + uint64(p.Offset), p.Page
-}
-
-// singleCopies copies each piece with a call of its own.
+// singleCopies copies each piece, or each row of it, with a call of its own.
 func (b *Batch) singleCopies(n int) error {
 	t := b.t
 	for i := range n {
@@ -288,10 +290,19 @@ func (b *Batch) singleCopies(n int) error {
 			break
 		}
 		p := &t.pieces[i]
-		to, from := b.endpoints(p)
-		if err := t.call(&t.gpu.driver.fn.memcpyAsync, uintptr(to), uintptr(from), uintptr(p.Len),
-			t.stream); err != nil {
-			return err
+		row := b.row
+		if row == 0 {
+			row = max(1, p.Len)
+		}
+		for k := uint64(0); k*uint64(row) < uint64(p.Len); k++ {
+			to, from := p.Page+k*b.stride, b.buffer+uint64(p.Offset)+k*uint64(row)
+			if b.dir == Gather {
+				to, from = from, to
+			}
+			n := min(uint64(row), uint64(p.Len)-k*uint64(row))
+			if err := t.call(&t.gpu.driver.fn.memcpyAsync, uintptr(to), uintptr(from), uintptr(n), t.stream); err != nil {
+				return err
+			}
 		}
 	}
 	return t.wait()

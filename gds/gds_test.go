@@ -183,6 +183,63 @@ func TestBatchMovesEveryByte(t *testing.T) {
 	}
 }
 
+// Pieces of rows of every size and alignment, with a part of a row at their end, between pieces without rows.
+func TestBatchMovesRows(t *testing.T) {
+	shapes := []struct{ row, stride, rows, part, skew int }{
+		{256, 2048, 16, 0, 0}, {256, 256, 16, 0, 0}, {576, 640, 40, 64, 16}, {260, 1000, 9, 4, 4}, {33, 61, 7, 5, 1}, {1, 3, 50, 0, 0},
+		{4096, 8192, 12, 0, 0},
+	}
+	for _, mode := range []Mode{Kernel, SingleCopy} {
+		g, _ := open(t, Config{Threads: 2, Copy: mode, Blocks: 8})
+		for _, s := range shapes {
+			const pieces, plain = 37, 48
+			length, each := s.row*s.rows+s.part, s.stride*(s.rows+1)+s.skew
+			pages, flat := buffer(t, g, int64(each*pieces)), slot(t, g, pieces*(length+plain), true)
+			order := rand.New(rand.NewPCG(3, 4)).Perm(pieces)
+			move := func(dir Direction) func(*Thread) error {
+				return func(th *Thread) error {
+					b, off := th.Begin(dir, flat, nil), 0
+					for i, p := range order {
+						at, n, row := pages.Address+uint64(p*each+s.skew), length, uint32(s.row)
+						if i%5 == 4 {
+							n, row = min(plain, s.stride), 0
+						}
+						if err := b.AddRows(at, off, n, row, uint64(s.stride)); err != nil {
+							return err
+						}
+						off += n
+					}
+					return b.Wait()
+				}
+			}
+			want := random(len(flat))
+			copy(flat, want)
+			on(t, g, func(th *Thread) error { return th.Fill(pages.Address, 0xa5, pages.Size) })
+			on(t, g, move(Scatter))
+			image, expect := make([]byte, pages.Size), bytes.Repeat([]byte{0xa5}, int(pages.Size))
+			on(t, g, func(th *Thread) error { return th.Read(image, pages.Address) })
+			off := 0
+			for i, p := range order {
+				if at := p*each + s.skew; i%5 == 4 {
+					off += copy(expect[at:at+min(plain, s.stride)], want[off:])
+				} else {
+					for k := 0; k < length; k += s.row {
+						off += copy(expect[at+k/s.row*s.stride:][:min(s.row, length-k)], want[off:])
+					}
+				}
+			}
+			if !bytes.Equal(image, expect) {
+				t.Fatalf("%s, %+v: scatter put a byte wrong", mode, s)
+			}
+			clear(flat)
+			on(t, g, move(Gather))
+			if !bytes.Equal(flat[:off], want[:off]) || !bytes.Equal(flat[off:], make([]byte, len(flat)-off)) {
+				t.Fatalf("%s, %+v: gather put a byte wrong", mode, s)
+			}
+		}
+	}
+}
+
 func TestBatchRefusesWhatIsOutsideItsBuffer(t *testing.T) {
 	g, _ := open(t, Config{Threads: 1})
 	flat := slot(t, g, 4096, true)

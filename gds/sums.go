@@ -41,7 +41,7 @@ func (t *Thread) beginSum(address uint64, extents []Extent, sums, expected []uin
 	if g.kernels.sums.function == 0 {
 		return fmt.Errorf("%w: the checksum kernel", ErrSymbol)
 	}
-	t.params = [8]uint64{address, 0, uint64(len(extents)), 0, 0, t.halted, uint64(epoch)}
+	t.params = [len(t.params)]uint64{address, 0, uint64(len(extents)), 0, 0, t.halted, uint64(epoch)}
 	for i, mem := range [...][]byte{1: bytesOf(extents), 3: bytesOf(sums[:len(extents)]), 4: bytesOf(expected)} {
 		if len(mem) == 0 {
 			continue

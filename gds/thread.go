@@ -24,8 +24,8 @@ type Thread struct {
 	stream   uintptr     // of this thread alone
 	event    uintptr     // of this thread alone
 	pieces   []Piece     // page-locked, since a kernel reads them
-	params   [8]uint64   // parameters of a kernel, by value
-	paramAt  [8]uintptr  // the addresses of params
+	params   [9]uint64   // parameters of a kernel, by value
+	paramAt  [9]uintptr  // the addresses of params
 	halted   uint64      // device address of the word that stops a kernel's blocks
 	epoch    uint32      // number of the last batch
 	affinity unix.CPUSet // CPUs of the thread before it was bound

@@ -173,10 +173,17 @@ static int pages(void** params) {
   volatile uint32_t* cancel = *(void**)params[4];
   if (!known(pieces, n * 16ul) || !known((void*)cancel, 4) || !known(*(void**)params[5], 4) || !*(uint32_t*)params[6]) return 700;
   if (*(volatile uint32_t*)*(void**)params[5] == *(uint32_t*)params[6]) return 0; // the gate is shut
+  uint32_t row = *(uint32_t*)params[7];
+  uint64_t stride = *(uint64_t*)params[8];
   for (uint32_t i = 0; i < n && !*cancel; i++) {
     char *page = (char*)pieces[i].page, *flat = buffer + pieces[i].off;
-    if (!known(page, pieces[i].len) || !known(flat, pieces[i].len)) return 700;
-    memcpy(scatter ? page : flat, scatter ? flat : page, pieces[i].len);
+    uint32_t left = pieces[i].len, each = row ? row : left;
+    if (!known(flat, left)) return 700;
+    for (; left; left -= each, flat += each, page += stride) {
+      if (each > left) each = left;
+      if (!known(page, each)) return 700;
+      memcpy(scatter ? page : flat, scatter ? flat : page, each);
+    }
     fault("page");
   }
   return 0;

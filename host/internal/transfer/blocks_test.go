@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -76,6 +77,58 @@ func TestPagesOfABlockLieApart(t *testing.T) {
 		if n := testing.AllocsPerRun(10, func() { m.gather(&r, got) }); n != 0 {
 			t.Errorf("stride %d: a gather allocates %v times", stride, n)
 		}
+	}
+}
+
+// A GPU's pages of a block that lie apart are moved as they are in this process' memory, with windows and without.
+func TestPagesOfABlockLieApartOnAGPU(t *testing.T) {
+	const page, pages, chunkBlocks, blocks = 1000, 16, 8, 11
+	geo := kv.Uniform(chunkBlocks*pages, 1, 1, page)
+	plan, err := kv.NewPlan(geo, []kv.Segment{
+		{Block: 3, Blocks: geo.Blocks - 3, PageLen: 600}, {Blocks: 3, PageLen: page}, {Block: 3, Blocks: geo.Blocks - 3, PageOff: 600, PageLen: 400},
+	})
+	testenv.OK(t, err)
+	whole, err := kv.NewPlan(geo, []kv.Segment{{Blocks: geo.Blocks, PageLen: page}})
+	testenv.OK(t, err)
+	rig := newDeviceRig(t, geo, blocks*pages, 16<<20)
+	for _, stride := range []int64{page, page + 24, 3 * page} {
+		grid := Grid{Offset: 8, Stride: (pages-1)*stride + page + 40, Blocks: blocks, Pages: pages, PageStride: stride}
+		size := 8 + blocks*grid.Stride
+		buffer, err := rig.gpu.Alloc(size)
+		testenv.OK(t, err)
+		device, err := NewDeviceMemory(rig.gpu, geo, []DeviceRegion{{buffer.Address, size, grid}})
+		testenv.OK(t, err)
+		data := make([]byte, size)
+		host, err := NewHostMemory(geo, []HostRegion{{data, grid}})
+		testenv.OK(t, err)
+		for _, p := range []*kv.Plan{plan, whole} {
+			testenv.Fill(data, 3)
+			rig.on(func(th *gds.Thread) error { return th.Write(buffer.Address, data) })
+			n, ids := len(p.Extents()), []uint32{7, 0, 3, 5, 10, 1, 9, 2}
+			r := ExtentRange{Plan: p, Hi: n, Blocks: ids, Table: make([]uint64, n)}
+			want, got := make([]byte, p.PayloadBytes()), make([]byte, p.PayloadBytes())
+			testenv.OK(t, host.Gather(r, want))
+			testenv.OK(t, rig.engine.withSlot(func(slot []byte) error {
+				clear(slot)
+				err := device.Gather(r, slot[:len(got)])
+				copy(got, slot)
+				return err
+			}))
+			if !bytes.Equal(got, want) {
+				t.Errorf("stride %d: other bytes are gathered than the pages hold", stride)
+			}
+			ids[3] = abi.None // is not wanted
+			testenv.Fill(want, 4)
+			kv.SumExtents(p, 0, n, want, 0, r.Table)
+			testenv.OK(t, host.Scatter(r, want))
+			testenv.OK(t, rig.engine.withSlot(func(slot []byte) error { return device.Scatter(r, slot[:copy(slot, want)]) }))
+			image := make([]byte, size)
+			rig.on(func(th *gds.Thread) error { return th.Read(image, buffer.Address) })
+			if !bytes.Equal(image, data) {
+				t.Errorf("stride %d: bytes are scattered elsewhere than in this process' memory", stride)
+			}
+		}
+		testenv.OK(t, buffer.Free())
 	}
 }
 

@@ -71,7 +71,18 @@ func (m *DeviceMemory) add(b *gds.Batch, r *ExtentRange) error {
 		if !wanted {
 			continue
 		}
-		if err := b.Add(m.bases[region]+uint64(at), int(c.Span.Off-r.Base), int(c.Span.Len)); err != nil {
+		page, stride := m.rows(region)
+		from, off, left := m.bases[region]+uint64(at), int(c.Span.Off-r.Base), int(c.Span.Len)
+		if page > 0 { // the rest of a page that another extent begins is a piece of its own
+			if in := c.Span.PageOff % page; in > 0 && left > int(page-in) {
+				n := int(page - in)
+				if err := b.AddRows(from, off, n, page, uint64(stride)); err != nil {
+					return err
+				}
+				from, off, left = from+uint64(stride)-uint64(in), off+n, left-n
+			}
+		}
+		if err := b.AddRows(from, off, left, page, uint64(stride)); err != nil {
 			return err
 		}
 	}

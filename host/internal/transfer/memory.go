@@ -84,7 +84,6 @@ type shape struct {
 	grids    []Grid // by unit, then plane
 	blocks   uint32
 	pages    uint32 // pages of a block
-	joined   uint32 // adjacent pages of a block: all of them, or 1
 }
 
 // newShape checks that the grids hold their pages; grid i lies in a memory of size(i) bytes. There is one grid per
@@ -98,7 +97,6 @@ func newShape(g kv.Geometry, grids []Grid, size func(i int) int64) (shape, error
 		return shape{}, fmt.Errorf("%w: %d regions for %d planes", ErrRegion, len(grids), planes)
 	}
 	s := shape{geometry: g, grids: grids, blocks: grids[0].Blocks, pages: max(1, grids[0].Pages)}
-	s.joined = s.pages
 	if g.Blocks%s.pages != 0 {
 		return shape{}, fmt.Errorf("%w: blocks of %d pages do not divide a chunk of %d", ErrRegion, s.pages, g.Blocks)
 	}
@@ -106,9 +104,6 @@ func newShape(g kv.Geometry, grids []Grid, size func(i int) int64) (shape, error
 		r := &grids[i]
 		if field, reason := r.check(&grids[0], int64(g.Planes[i%planes].PageBytes), size(i)); field != "" {
 			return shape{}, &RegionError{Region: i, Field: field, Reason: reason}
-		}
-		if r.PageStride != int64(g.Planes[i%planes].PageBytes) {
-			s.joined = 1
 		}
 	}
 	return s, nil
@@ -123,15 +118,16 @@ func (s *shape) Blocks() uint32 { return s.blocks }
 // ChunkBlocks returns how many blocks a chunk has.
 func (s *shape) ChunkBlocks() int { return int(s.geometry.Blocks / s.pages) }
 
-// spans returns the spans of extents [lo, hi) of a range. Adjacent pages of a block are one span.
-func (s *shape) spans(r *ExtentRange, lo, hi int) kv.Cursor { return r.Plan.Spans(lo, hi, s.joined) }
+// spans returns the spans of extents [lo, hi) of a range. Whole pages of a block are one span, wherever they lie.
+func (s *shape) spans(r *ExtentRange, lo, hi int) kv.Cursor { return r.Plan.Spans(lo, hi, s.pages) }
 
-// find returns the region of a span and the span's offset in it. wanted is false if the span's block is not to be
+// find returns the region of a span and the offset of its first byte in it. wanted is false if the span's block is not to be
 // copied.
 func (s *shape) find(r *ExtentRange, span *kv.Span) (region int, at int64, wanted bool) {
-	block, page := span.Block, uint32(0)
+	block, page, in := span.Block, uint32(0), span.PageOff
 	if s.pages > 1 {
-		block, page = block/s.pages, block%s.pages
+		bytes := s.geometry.Planes[span.Plane].PageBytes
+		block, page, in = block/s.pages, block%s.pages+in/bytes, in%bytes
 	}
 	id := r.Blocks[block]
 	if id == abi.None {
@@ -139,7 +135,16 @@ func (s *shape) find(r *ExtentRange, span *kv.Span) (region int, at int64, wante
 	}
 	region = r.Unit*len(s.geometry.Planes) + int(span.Plane)
 	g := &s.grids[region]
-	return region, g.Offset + int64(id)*g.Stride + int64(page)*g.PageStride + int64(span.PageOff), true
+	return region, g.Offset + int64(id)*g.Stride + int64(page)*g.PageStride + int64(in), true
+}
+
+// rows returns the bytes of a page and the distance of a block's pages, if those of a region are not adjacent, else 0.
+func (s *shape) rows(region int) (page uint32, stride int64) {
+	page, stride = s.geometry.Planes[region%len(s.geometry.Planes)].PageBytes, s.grids[region].PageStride
+	if s.pages == 1 || stride == int64(page) {
+		return 0, 0
+	}
+	return page, stride
 }
 
 // HostRegion is the memory of one plane.
@@ -167,27 +172,29 @@ func NewHostMemory(g kv.Geometry, regions []HostRegion) (*HostMemory, error) {
 	return m, err
 }
 
-// move copies a span of a block's pages to buf, or from it. Pages that are not adjacent are copied one by one here, because finding each by
-// a span of its own would cost as much as copying 256 bytes.
+// move copies a span of a block's pages to buf, or from it.
 func (m *HostMemory) move(r *ExtentRange, span *kv.Span, buf []byte, gather bool) {
 	region, at, wanted := m.find(r, span)
 	if !wanted {
 		return
 	}
-	data, buf := m.data[region], buf[:span.Len]
-	page, next := int(m.geometry.Planes[span.Plane].PageBytes), int(m.grids[region].PageStride)
-	first, in := int(span.PageOff)/page, int(span.PageOff)%page
-	n := page - in
-	if n >= len(buf) || next == page {
-		n = len(buf)
+	data, buf := m.data[region][at:], buf[:span.Len]
+	page, stride := m.rows(region)
+	n, next := len(buf), int64(0)
+	if page > 0 {
+		in := span.PageOff % page
+		n, next = min(n, int(page-in)), stride-int64(in)
 	}
-	for at := int(at) + first*(next-page); len(buf) > 0; n = min(page, len(buf)) {
-		if pages := data[at:][:n]; gather {
+	for {
+		if pages := data[:n]; gather {
 			copy(buf, pages)
 		} else {
 			copy(pages, buf)
 		}
-		at, in, buf = at+next-in, 0, buf[n:]
+		if buf = buf[n:]; len(buf) == 0 {
+			return
+		}
+		data, n, next = data[next:], min(int(page), len(buf)), stride
 	}
 }
 
@@ -198,7 +205,7 @@ func (m *HostMemory) Gather(r ExtentRange, dst []byte) error {
 
 func (m *HostMemory) gather(r *ExtentRange, dst []byte) error {
 	for x := r.Lo; x < r.Hi; x++ {
-		for c := r.Plan.Spans(x, x+1, m.pages); c.Next(); {
+		for c := m.spans(r, x, x+1); c.Next(); {
 			m.move(r, &c.Span, dst[c.Span.Off-r.Base:], true)
 		}
 		kv.SumExtents(r.Plan, x, x+1, dst, r.Base, r.Table)
@@ -216,7 +223,7 @@ func (m *HostMemory) scatter(r *ExtentRange, src []byte) error {
 		if err := kv.VerifyExtents(r.Plan, x, x+1, src, r.Base, r.Table); err != nil {
 			return err
 		}
-		for c := r.Plan.Spans(x, x+1, m.pages); c.Next(); {
+		for c := m.spans(r, x, x+1); c.Next(); {
 			m.move(r, &c.Span, src[c.Span.Off-r.Base:], false)
 		}
 	}
