@@ -20,16 +20,14 @@ type Control struct {
 	prefix string
 }
 
-// mostControl is the maximum size of such an object.
-const mostControl = 64 << 20
-
 // Control returns access to the objects below a name. patience is the time limit of a request with all its attempts.
 func (f *FS) Control(name string, patience time.Duration) *Control {
 	return &Control{fs: f, client: f.apart(patience, max(patience/2, time.Millisecond)), prefix: f.key(name) + "/"}
 }
 
 // Get reads an object and returns its version. If the object still has the known version, Get returns no data.
-func (c *Control) Get(name, known string) (data []byte, version string, err error) {
+// It reads at most the given number of bytes.
+func (c *Control) Get(name, known string, most int64) (data []byte, version string, err error) {
 	err = c.client.do(Get, 0, func(ctx context.Context) error {
 		data, version = nil, known
 		var o minio.GetObjectOptions
@@ -46,7 +44,7 @@ func (c *Control) Get(name, known string) (data []byte, version string, err erro
 			return err
 		}
 		defer body.Close()
-		data, err = io.ReadAll(io.LimitReader(body, mostControl))
+		data, err = io.ReadAll(io.LimitReader(body, most))
 		c.client.read.Add(uint64(len(data)))
 		version = info.ETag
 		return err

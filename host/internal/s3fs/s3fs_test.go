@@ -457,7 +457,7 @@ func TestControl(t *testing.T) {
 		t.Errorf("written over what is not there: %v, want %v", err, fs.ErrNotExist)
 	}
 	for known, want := range map[string]string{"": "2", first: "2", second: ""} {
-		if data, at, err := c.Get("hosts/a", known); err != nil || string(data) != want || at != second {
+		if data, at, err := c.Get("hosts/a", known, 1<<20); err != nil || string(data) != want || at != second {
 			t.Errorf("with version %q known: %q of version %s, %v, want %q of %s", known, data, at, err, want, second)
 		}
 	}
@@ -465,7 +465,7 @@ func TestControl(t *testing.T) {
 		t.Errorf("the list is %v, %v, want a of version %s", list, err, second)
 	}
 	must(t, c.Remove("hosts/a"))
-	if _, _, err := c.Get("hosts/a", ""); !errors.Is(err, fs.ErrNotExist) {
+	if _, _, err := c.Get("hosts/a", "", 1<<20); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("what was removed is read: %v", err)
 	}
 }

@@ -44,8 +44,9 @@ type Backend interface {
 
 // Objects is the store of the protocol's own objects in a bucket. Names are relative to [Dir].
 type Objects interface {
-	// Get reads an object and its version. data is nil if the version is known.
-	Get(name, known string) (data []byte, version string, err error)
+	// Get reads an object and its version. data is nil if the version is known. An object of more than most bytes is cut off
+	// there, so that its checksum is wrong.
+	Get(name, known string, most int64) (data []byte, version string, err error)
 	// Put writes an object. over is the version that it replaces; if over is empty, the object must not exist. Put returns
 	// fs.ErrExist or fs.ErrNotExist if that condition fails. After any other error the object may have been written, or may
 	// still be.

@@ -62,10 +62,12 @@ type objectStatus struct {
 // landing returns the time after which an abandoned request of a host that is not paused can no longer take effect.
 func (c *Config) landing() time.Duration { return 2 * c.Lapse }
 
-// mostLogs is above the number of log objects that any member writes. logsAtOnce limits the log objects read in one step.
+// mostLogs is above the number of log objects that any member writes. logsAtOnce limits the log objects read in one step, and
+// logsInMemory those that are read before the first of them is applied.
 const (
-	mostLogs   = 1 << 32
-	logsAtOnce = 1 << 10
+	mostLogs     = 1 << 32
+	logsAtOnce   = 1 << 10
+	logsInMemory = 8
 )
 
 func (s *objectStatus) decode(b []byte) error {
@@ -176,7 +178,7 @@ func (b *bucket) grantOf(name string) *grant {
 // readEvictor reads the evictor's object, and notes the time if it has changed.
 func (b *bucket) readEvictor(now time.Duration) error {
 	m := b.m
-	data, version, err := m.cfg.Objects.Get("evictor", b.over)
+	data, version, err := m.cfg.Objects.Get("evictor", b.over, mostRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		if b.evictor != nil || m.seenAt == 0 {
 			m.seenAt = max(1, now)
@@ -223,7 +225,11 @@ func (b *bucket) readMembers(now time.Duration) error {
 			changed = append(changed, request{member: name, name: "hosts/" + name})
 		}
 	}
-	b.fetch(changed)
+	b.fetch(changed, mostStatus(len(m.peers)), func(q *request) {
+		if q.err == nil {
+			q.damaged = q.status.decode(q.data)
+		}
+	})
 	for i := range changed {
 		q := &changed[i]
 		p, r := m.peer(q.member), b.reading(q.member)
@@ -231,16 +237,15 @@ func (b *bucket) readMembers(now time.Duration) error {
 			p.here = false
 			continue
 		}
-		var s objectStatus
 		if q.err != nil {
 			return fmt.Errorf("%s: %w", q.name, q.err)
 		}
 		r.version = q.version
-		if err := s.decode(q.data); err != nil { // The member will write it again, or be declared dead.
-			m.log.Warn("the object of a member is damaged", "member", q.member, "error", err)
+		if q.damaged != nil { // The member will write it again, or be declared dead.
+			m.log.Warn("the object of a member is damaged", "member", q.member, "error", q.damaged)
 			continue
 		}
-		p.status, p.seenAt, r.written = s.status, now, s.written
+		p.status, p.seenAt, r.written = q.status.status, now, q.status.written
 	}
 	for name, p := range m.peers {
 		if _, listed := list[name]; !listed {
@@ -267,16 +272,24 @@ func (b *bucket) reading(name string) *reading {
 type request struct {
 	member, name string
 	number       uint64
-	data         []byte
 	version      string
 	err          error
+
+	data    []byte // until each has returned
+	status  objectStatus
+	damaged error // of decoding
+
+	published int64
+	records   []Record
 }
 
-// fetch makes the reads concurrently.
-func (b *bucket) fetch(list []request) {
+// fetch makes the reads concurrently, each of at most most bytes, and calls decode for what was read.
+func (b *bucket) fetch(list []request, most int64, decode func(q *request)) {
 	b.parallel(len(list), func(i int) {
 		q := &list[i]
-		q.data, q.version, q.err = b.m.cfg.Objects.Get(q.name, "")
+		q.data, q.version, q.err = b.m.cfg.Objects.Get(q.name, "", most)
+		decode(q)
+		q.data = nil
 	})
 }
 
@@ -338,7 +351,7 @@ func (b *bucket) replace(name string, data []byte, over string, own func([]byte)
 		if !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist) {
 			return version, err
 		}
-		now, other, gerr := b.m.cfg.Objects.Get(name, "")
+		now, other, gerr := b.m.cfg.Objects.Get(name, "", mostBatch)
 		switch {
 		case errors.Is(gerr, fs.ErrNotExist) || gerr == nil && !own(now):
 			return "", errReplaced
@@ -356,7 +369,7 @@ func (b *bucket) batch(n uint64) (forget string, victims []Victim, err error) {
 	if forget = b.evictor.Batches[n].Forget; forget != "" {
 		return forget, nil, nil
 	}
-	data, _, err := b.m.cfg.Objects.Get(batchName(n), "")
+	data, _, err := b.m.cfg.Objects.Get(batchName(n), "", mostBatch)
 	if err == nil {
 		victims, err = decodeVictims(data)
 	}

@@ -210,7 +210,7 @@ type elected struct {
 	host string
 }
 
-func (e elected) Get(string, string) ([]byte, string, error) {
+func (e elected) Get(string, string, int64) ([]byte, string, error) {
 	b, err := EncodeControl(&evictor{Term: 3, Owner: e.host, Beat: 9})
 	return b, "version", err
 }

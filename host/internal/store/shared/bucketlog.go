@@ -63,10 +63,12 @@ func (b *bucket) follow(each func(r *Record)) (all bool, err error) {
 			list = append(list, request{member: name, name: logObject(name, n), number: n})
 		}
 	}
-	b.fetch(list)
-	for i := range list {
-		if err := b.read(&list[i], each); err != nil {
-			return false, err
+	for part := range slices.Chunk(list, logsInMemory) {
+		b.fetch(part, mostLog, func(q *request) { q.published, q.records, q.damaged = decodeLog(q.data) })
+		for i := range part {
+			if err := b.read(&part[i], each); err != nil {
+				return false, err
+			}
 		}
 	}
 	if b.evictor != nil {
@@ -104,21 +106,20 @@ func (b *bucket) read(q *request, each func(r *Record)) error {
 	case q.err != nil && !errors.Is(q.err, fs.ErrNotExist):
 		return q.err
 	}
-	published, records, err := decodeLog(q.data)
-	if err != nil {
+	if q.damaged != nil {
 		if r.bad++; r.bad < mostBad && q.err == nil {
-			return fmt.Errorf("%s: %w", q.name, err)
+			return fmt.Errorf("%s: %w", q.name, q.damaged)
 		}
-		m.log.Warn("log lost before it was read; scanning the root again", "log", q.name, "error", errors.Join(q.err, err))
+		m.log.Warn("log lost before it was read; scanning the root again", "log", q.name, "error", errors.Join(q.err, q.damaged))
 		r.next, p.published, r.bad = max(r.Log, q.number)+1, max(p.published, r.Published), 0
 		m.scanAgain()
 		return nil
 	}
 	r.bad = 0
-	for i := range records {
-		each(&records[i])
+	for i := range q.records {
+		each(&q.records[i])
 	}
-	r.next, p.published = q.number+1, published
+	r.next, p.published = q.number+1, q.published
 	return nil
 }
 
@@ -134,7 +135,7 @@ func (b *bucket) append(a *attempt, now time.Duration) error {
 	_, err := m.cfg.Objects.Put(name, data, "")
 	if errors.Is(err, fs.ErrExist) {
 		var there []byte
-		if there, _, err = m.cfg.Objects.Get(name, ""); err == nil && !bytes.Equal(there, data) {
+		if there, _, err = m.cfg.Objects.Get(name, "", mostLog); err == nil && !bytes.Equal(there, data) {
 			return ErrFenced
 		}
 	}

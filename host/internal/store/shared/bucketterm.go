@@ -113,7 +113,7 @@ func (b *bucket) expel(name string, a *account, now time.Duration) error {
 
 // leftCleanly reports whether log object n of the member is the end mark.
 func (b *bucket) leftCleanly(name string, n uint64) (bool, error) {
-	data, _, err := b.m.cfg.Objects.Get(logObject(name, n), "")
+	data, _, err := b.m.cfg.Objects.Get(logObject(name, n), "", mostLog)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}

@@ -193,14 +193,14 @@ func (w *objects) set(name string, o *object) string {
 }
 
 // Get implements [Objects].
-func (w *objects) Get(name, known string) (data []byte, version string, err error) {
+func (w *objects) Get(name, known string, most int64) (data []byte, version string, err error) {
 	err = w.request("get", name, func() error {
 		o := w.objects[Dir+"/"+name]
 		if o == nil {
 			return fs.ErrNotExist
 		}
 		if version = o.version; version != known {
-			data = slices.Clone(o.data)
+			data = slices.Clone(o.data[:min(int64(len(o.data)), most)])
 		}
 		return nil
 	})

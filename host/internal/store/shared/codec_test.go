@@ -70,7 +70,7 @@ func FuzzRecord(f *testing.F) {
 }
 
 func FuzzControl(f *testing.F) {
-	for _, v := range []any{status{Beat: 1, Vetoes: map[uint64][]int{3: {1, 2}}}, grantFile{7}, batchFile{Forget: "a.1"}} {
+	for _, v := range []any{status{Beat: 1, Vetoes: map[uint64][]uint16{3: {1, 2}}}, grantFile{7}, batchFile{Forget: "a.1"}} {
 		b, err := EncodeControl(v)
 		testenv.OK(f, err)
 		f.Add(b)
@@ -279,7 +279,7 @@ func FuzzObjects(f *testing.F) {
 	log := encodeLog(1, []Record{{Op: Published, Key: modelKey(1), Bytes: 1}})
 	f.Add(log)
 	for _, v := range []any{
-		objectStatus{status: status{Beat: 1, Vetoes: map[uint64][]int{3: {1}}, claim: claim{Want: 7}}},
+		objectStatus{status: status{Beat: 1, Vetoes: map[uint64][]uint16{3: {1}}, claim: claim{Want: 7}}},
 		evictor{Term: 1, Owner: "a.1", Grants: map[string]*grant{"a.1": {Granted: 4096}}, Batches: map[uint64]*batchOutcome{1: {Forget: "b.1"}}},
 	} {
 		b, err := EncodeControl(v)

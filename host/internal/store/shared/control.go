@@ -10,6 +10,16 @@ import (
 
 // Control files, which are objects in a bucket, contain a checksum followed by JSON. Each has one writer at a time.
 
+// The following sizes are the largest that are read, as a whole, of what other hosts have written.
+const (
+	allStatuses  = 32 << 20 // of all members together: see mostStatus
+	mostRecord   = 4 << 20  // the evictor's object: a grant of each member, and the decisions of mostBatches batches
+	mostBatch    = 64 << 20 // victims may have long names
+	mostDecision = 64 << 10
+	mostGrant    = 4 << 10 // a grant or the evictor's heartbeat
+	mostLog      = 8 << 20 // a member's log in a bucket: see partBytes
+)
+
 const (
 	controlMagic = "kvshare1 "
 	controlHead  = len(controlMagic) + 16 + 1

@@ -164,7 +164,7 @@ func (d *directory) look(now time.Duration) (err error) {
 
 func (d *directory) readStatus(dir string, p *peer, now time.Duration) error {
 	var s status
-	err := d.get(dir+"/status", &s)
+	err := d.get(dir+"/status", &s, mostStatus(len(d.m.peers)))
 	if err == nil {
 		err = s.check()
 	}
@@ -185,7 +185,7 @@ type grantFile struct {
 
 func (d *directory) readGrant() error {
 	var g grantFile
-	err := d.get(grantName(d.epochDir(d.m.view.number), d.m.name), &g)
+	err := d.get(grantName(d.epochDir(d.m.view.number), d.m.name), &g, mostGrant)
 	switch {
 	case errors.Is(err, ErrDamaged):
 		d.m.log.Warn("cannot read a grant", "error", err)
@@ -218,7 +218,7 @@ func (t *tree) readJournal(dir string) (batches map[uint64]bool, err error) {
 
 func (d *directory) batch(n uint64) (string, []Victim, error) {
 	var f batchFile
-	if err := d.get(proposalName(d.epochDir(d.m.view.number), n), &f); err != nil {
+	if err := d.get(proposalName(d.epochDir(d.m.view.number), n), &f, mostBatch); err != nil {
 		return "", nil, err
 	}
 	victims, err := decodeVictims(f.Victims)
@@ -226,7 +226,7 @@ func (d *directory) batch(n uint64) (string, []Victim, error) {
 }
 
 func (d *directory) decision(n uint64) (v decision, err error) {
-	err = d.get(decisionName(d.epochDir(d.m.view.number), n), &v)
+	err = d.get(decisionName(d.epochDir(d.m.view.number), n), &v, mostDecision)
 	return v, err
 }
 
@@ -345,18 +345,16 @@ func (t *tree) keepBytes(name string, b []byte) error {
 	return t.fs.SyncDir(name[:strings.LastIndexByte(name, '/')])
 }
 
-const maxControl = 64 << 20
-
-func (t *tree) getBytes(name string) ([]byte, error) {
-	b, _, err := pieceformat.ReadFile(t.fs, name, maxControl)
+func (t *tree) getBytes(name string, most int64) ([]byte, error) {
+	b, _, err := pieceformat.ReadFile(t.fs, name, most)
 	if errors.Is(err, pieceformat.ErrDamaged) || odd(err) {
 		err = fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return b, err
 }
 
-func (t *tree) get(name string, v any) error {
-	b, err := t.getBytes(name)
+func (t *tree) get(name string, v any, most int64) error {
+	b, err := t.getBytes(name, most)
 	if err != nil {
 		return err
 	}

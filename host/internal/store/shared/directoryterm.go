@@ -71,7 +71,7 @@ func (d *directory) readEpochs(now time.Duration) error {
 	}
 	var b beat
 	if top != 0 {
-		if err := d.get(d.epochDir(top)+"/beat", &b); err != nil && !missing(err) {
+		if err := d.get(d.epochDir(top)+"/beat", &b, mostGrant); err != nil && !missing(err) {
 			m.log.Warn("cannot read the evictor's heartbeat", "error", err)
 		}
 	}
@@ -132,7 +132,7 @@ func (d *directory) takeEpoch(n uint64) error {
 	}
 	if err := d.fs.Rename(mine, dir); err != nil {
 		var have beat
-		if gerr := d.get(dir+"/beat", &have); gerr != nil || have.Owner != m.name {
+		if gerr := d.get(dir+"/beat", &have, mostGrant); gerr != nil || have.Owner != m.name {
 			return d.removeAll(mine) // another host was elected
 		}
 	}
@@ -204,7 +204,7 @@ func (d *directory) takeOver(now time.Duration) error {
 				continue
 			}
 			a := t.account(member)
-			if err := d.get(grantName(old, member), &g); errors.Is(err, ErrDamaged) {
+			if err := d.get(grantName(old, member), &g, mostGrant); errors.Is(err, ErrDamaged) {
 				// Once the temporaries of the member are cleared and its log is read, its credit is known to be 0.
 				d.m.log.Error("cannot read a host's grant; host given up, it will join again", "member", member, "error", err)
 				a.unknown = true
@@ -242,7 +242,7 @@ func (d *directory) takeJournal(old string) error {
 	}
 	for _, n := range slices.Sorted(maps.Keys(batches)) {
 		for _, name := range []func(string, uint64) string{decisionName, proposalName} {
-			b, err := d.getBytes(name(old, n))
+			b, err := d.getBytes(name(old, n), mostBatch)
 			if err != nil && !absent(err) && !errors.Is(err, ErrDamaged) {
 				return err
 			}

@@ -9,7 +9,7 @@ import (
 type docket struct {
 	back Backend
 
-	vetoes   map[uint64][]int    // indices of the vetoed victims, for each acknowledged batch whose decision is not applied yet
+	vetoes   map[uint64][]uint16 // indices of the vetoed victims, for each acknowledged batch whose decision is not applied yet
 	batches  map[uint64][]Victim // victims of these batches
 	forced   map[ID]Victim       // damaged entries that the evictor should evict
 	reported map[ID]bool         // damaged entries that are in a batch
@@ -19,7 +19,7 @@ type docket struct {
 // begin resets the docket for an incarnation.
 func (d *docket) begin(back Backend) {
 	*d = docket{
-		back: back, vetoes: map[uint64][]int{}, batches: map[uint64][]Victim{}, forced: map[ID]Victim{}, reported: map[ID]bool{},
+		back: back, vetoes: map[uint64][]uint16{}, batches: map[uint64][]Victim{}, forced: map[ID]Victim{}, reported: map[ID]bool{},
 	}
 }
 
@@ -54,10 +54,10 @@ const maxForced = 1 << 16
 // acknowledge stops granting the victims of a batch, and vetoes those that are in use.
 func (d *docket) acknowledge(n uint64, victims []Victim) {
 	d.proposed(victims)
-	vetoes := []int{}
+	vetoes := []uint16{}
 	for i := range victims {
 		if !d.back.Propose(&victims[i]) {
-			vetoes = append(vetoes, i)
+			vetoes = append(vetoes, uint16(i))
 		}
 	}
 	d.vetoes[n], d.batches[n] = vetoes, victims
@@ -86,7 +86,7 @@ func (d *docket) retire(n uint64, known bool, spared func(i int) bool) {
 		v := &victims[i]
 		delete(d.reported, v.ID())
 		removed := known && !spared(i)
-		if !removed && slices.Contains(d.vetoes[n], i) {
+		if !removed && slices.Contains(d.vetoes[n], uint16(i)) {
 			continue // It was vetoed here, so it was never withheld.
 		}
 		d.back.Decide(v, removed)

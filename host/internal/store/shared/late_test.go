@@ -261,7 +261,7 @@ func TestDecisionsAreInOrder(t *testing.T) {
 		first, second := term.propose(&proposal{forget: "first"}), term.propose(&proposal{forget: "second"})
 		testenv.NoError(t, term.write())
 		for _, p := range s.a.peers {
-			p.Vetoes = map[uint64][]int{second: nil} // each has acknowledged this one alone
+			p.Vetoes = map[uint64][]uint16{second: nil} // each has acknowledged this one alone
 		}
 		s.a.acknowledge(second, nil)
 		testenv.NoError(t, term.decideAll())

@@ -17,9 +17,15 @@ const Dir = ".kvhost/shared"
 type status struct {
 	Beat uint64 `json:"beat"`
 	// indices of the vetoed victims, for each acknowledged batch whose decision is not applied yet
-	Vetoes map[uint64][]int `json:"vetoes"`
+	Vetoes map[uint64][]uint16 `json:"vetoes"`
 	claim
 	Scanned bool `json:"scanned"` // set once the member knows all pieces and could be the evictor
+}
+
+// mostStatus returns the size of the longest status that is read, for a number of members. One that has vetoed all victims of
+// mostBatches batches takes a third of a MiB.
+func mostStatus(members int) int64 {
+	return max(allStatuses/1024, allStatuses/max(32, int64(members)))
 }
 
 // State is a member's progress in joining.
@@ -58,8 +64,8 @@ type Member struct {
 type incarnation struct {
 	name     string // <host id>.<life in hexadecimal>; empty while not joined
 	admitted bool
-	told     status           // last written status
-	acks     map[uint64][]int // vetoes of the docket in the last step in which all records were logged
+	told     status              // last written status
+	acks     map[uint64][]uint16 // vetoes of the docket in the last step in which all records were logged
 	docket
 	published int64    // bytes published according to this member's log
 	retry     *attempt // the log write that failed; nil if none did. Others may have read part of it.

@@ -3,6 +3,8 @@ package shared
 import (
 	"slices"
 	"sync"
+
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
 // outbox holds what a member has not logged yet: entries published, touched or found damaged, and publications in doubt.
@@ -119,6 +121,20 @@ func (a *attempt) published() (n int64) {
 		}
 	}
 	return n
+}
+
+// partBytes is about the largest part of an attempt that is written at once: one log object.
+const partBytes = 4 << 20
+
+// part returns the first records of an attempt, with the temporaries only if they are the last.
+func (a *attempt) part() *attempt {
+	size := 0
+	for i := range a.records {
+		if size += recordBytes + pieceformat.NamesBytes(a.records[i].Names); size > partBytes && i > 0 {
+			return &attempt{records: a.records[:i]}
+		}
+	}
+	return a
 }
 
 // take returns what is to be logged.

@@ -101,14 +101,18 @@ func (m *Member) flush(now time.Duration) error {
 			}
 			m.retry = a
 		}
-		if err := m.medium.append(m.retry, now); err != nil {
-			return err
-		}
-		m.published += m.retry.published()
-		for i := range m.retry.records {
-			if r := &m.retry.records[i]; r.Op == Damaged {
-				m.docket.learn(r)
+		for len(m.retry.records) > 0 {
+			part := m.retry.part()
+			if err := m.medium.append(part, now); err != nil {
+				return err
 			}
+			m.published += part.published()
+			for i := range part.records {
+				if r := &part.records[i]; r.Op == Damaged {
+					m.docket.learn(r)
+				}
+			}
+			m.retry.records = m.retry.records[len(part.records):]
 		}
 		m.retry = nil
 	}

@@ -175,7 +175,7 @@ func (t *term) acks(n uint64) (vetoes map[int]bool, all, any bool) {
 		list, acked := t.m.peer(name).Vetoes[n]
 		all, any = all && acked, any || acked
 		for _, i := range list {
-			vetoes[i] = true
+			vetoes[int(i)] = true
 		}
 	}
 	return vetoes, all, any
@@ -285,8 +285,11 @@ func (t *term) spent(name string, a *account) int64 {
 	return max(a.spent, p.Returned+published)
 }
 
-// maxBatch is the maximum number of victims in a batch.
-const maxBatch = 1024
+// maxBatch is the maximum number of victims in a batch, and mostBatches that of batches that not every member has applied.
+const (
+	maxBatch    = 1024
+	mostBatches = 64
+)
 
 // Eviction begins when more than high of the capacity is in use or granted, and frees space down to low.
 const high, low = 0.95, 0.90
@@ -356,7 +359,7 @@ func (t *term) balance() error {
 // watermark. Victims in undecided batches are not proposed again: if the first batch spared one, it could be leased again and
 // then be removed by the second.
 func (t *term) evict(level int64) {
-	proposed := map[ID]bool{}
+	proposed, open := map[ID]bool{}, 0
 	for n, b := range t.batches {
 		victims, mine := t.m.batches[n]
 		if !mine {
@@ -371,6 +374,10 @@ func (t *term) evict(level int64) {
 			proposed[victims[i].ID()] = true
 			level -= victims[i].Bytes // these bytes are being removed
 		}
+		open++
+	}
+	if open >= mostBatches { // each member's status has its vetoes of all of them
+		return
 	}
 	excess := int64(0)
 	if level > int64(high*float64(t.m.cfg.Capacity)) {

@@ -1,0 +1,131 @@
+package shared
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+)
+
+// longStatus is the content of a status that vetoes victims until it has about the given number of bytes.
+func longStatus(t *testing.T, bytes int) []byte {
+	t.Helper()
+	s := objectStatus{status: status{Beat: 1, Vetoes: map[uint64][]uint16{}}}
+	for n := range uint64(64) {
+		s.Vetoes[n] = make([]uint16, bytes/2/64)
+	}
+	b, err := EncodeControl(&s)
+	testenv.OK(t, err)
+	return b
+}
+
+// allocates is how many bytes are allocated meanwhile.
+func allocates(do func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	do()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// TestLongStatuses: a status that is longer than any is not read. That of a host that vetoes all it can is.
+func TestLongStatuses(t *testing.T) {
+	for bytes, heeded := range map[int]bool{2 * maxBatch * mostBatches: true, 63 << 20: false} {
+		t.Run(fmt.Sprint("directory, ", bytes), func(t *testing.T) {
+			byHand(t, func(s *hands) {
+				dir := "/r/" + Dir + "/hosts/long.1"
+				s.dirs[dir] = true
+				s.files[dir+"/status"] = &inode{ino: 1 << 40, links: 1, data: longStatus(t, bytes)}
+				n := allocates(func() { s.round(s.a) })
+				if is := s.a.peers["long.1"].Beat > 0; is != heeded || n > 8<<20 {
+					t.Errorf("a status of %d bytes: it is heeded: %t, and a step has allocated %d bytes; want %t and at most 8 MiB", bytes, is, n, heeded)
+				}
+			})
+		})
+		t.Run(fmt.Sprint("bucket, ", bytes), func(t *testing.T) {
+			m := newOnBucket(t, 2)
+			defer m.end()
+			m.run(6 * modelLapse)
+			m.b.set(Dir+"/hosts/long.1", &object{data: longStatus(t, bytes)})
+			n := allocates(func() { m.run(modelLapse) })
+			for _, o := range m.nodes {
+				if p := o.peers["long.1"]; p == nil || (p.Beat > 0) != heeded {
+					t.Errorf("%s knows of a status of %d bytes: %+v, want that it is heeded: %t", o.name, bytes, p, heeded)
+				}
+			}
+			if n > 32<<20 {
+				t.Errorf("three hosts have allocated %d bytes for a status of %d bytes, want at most 32 MiB", n, bytes)
+			}
+		})
+	}
+	if most := mostStatus(3000) * 3000; most > 4*allStatuses {
+		t.Errorf("the statuses of 3,000 members may have %d bytes, want about %d", most, allStatuses)
+	}
+}
+
+// TestLogsInParts: what is logged at once is written in parts that others read. The names of temporaries go after the last, and a part
+// whose write failed is written again as it was.
+func TestLogsInParts(t *testing.T) {
+	a := &attempt{temps: []string{"temp"}}
+	for n := range 60_000 {
+		r := Record{Op: Published, Bytes: 4096, Key: modelKey(n)}
+		if n%1000 == 0 {
+			for rank := range uint32(64) {
+				r.Names = append(r.Names, pieceformat.Name{Rank: rank, Path: string(bytes.Repeat([]byte("x"), 200))})
+			}
+		}
+		a.records = append(a.records, r)
+	}
+	parts, records := 0, a.records
+	for len(a.records) > 0 {
+		part := a.part()
+		if last := len(part.records) == len(a.records); last != (part.temps != nil) {
+			t.Errorf("part %d, which is the last: %t, has temporaries %v", parts, last, part.temps)
+		}
+		if again := a.part(); len(again.records) != len(part.records) {
+			t.Errorf("part %d has %d records, and then %d", parts, len(part.records), len(again.records))
+		}
+		b := encodeLog(0, part.records)
+		if _, got, err := decodeLog(b); err != nil || len(b) > mostLog || len(got) != len(part.records) {
+			t.Errorf("part %d: %d bytes, %d of %d records, %v", parts, len(b), len(got), len(part.records), err)
+		}
+		records, parts = records[len(part.records):], parts+1
+		a.records = a.records[len(part.records):]
+	}
+	if parts < 2 || len(records) != 0 {
+		t.Errorf("%d parts, %d records left", parts, len(records))
+	}
+	byHand(t, func(s *hands) { // and through a member
+		for range 60_000 {
+			s.c.ReportDamaged(Record{Key: modelKey(46), Pieces: 1})
+		}
+		s.round(s.c)
+		if s.c.retry != nil || len(s.c.outbox.records) > 0 {
+			t.Errorf("%d records are not logged", len(s.c.outbox.records))
+		}
+	})
+}
+
+// TestOpenBatches: the evictor proposes no victims while members have not applied as many batches as their statuses have room for.
+func TestOpenBatches(t *testing.T) {
+	byHand(t, func(s *hands) {
+		term := s.a.term
+		for n := range mostBatches {
+			term.propose(&proposal{victims: []Victim{{Key: modelKey(100 + n)}}, since: time.Hour})
+		}
+		s.a.docket.forced[ID{Key: modelKey(46)}] = Victim{Key: modelKey(46), Pieces: 1}
+		if term.evict(0); len(term.batches) != mostBatches {
+			t.Errorf("%d batches are open, want %d", len(term.batches), mostBatches)
+		}
+		delete(term.batches, slices.Min(slices.Collect(maps.Keys(term.batches))))
+		if term.evict(0); len(term.batches) != mostBatches {
+			t.Errorf("%d batches are open when one was over, want another one", len(term.batches))
+		}
+	})
+}
