@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"path"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/testkit/scheduler"
 )
 
 // longStatus is the content of a status that vetoes victims until it has about the given number of bytes.
@@ -126,6 +129,78 @@ func TestOpenBatches(t *testing.T) {
 		delete(term.batches, slices.Min(slices.Collect(maps.Keys(term.batches))))
 		if term.evict(0); len(term.batches) != mostBatches {
 			t.Errorf("%d batches are open when one was over, want another one", len(term.batches))
+		}
+	})
+}
+
+// TestMadeUpHosts: however many hosts someone makes up, no step of the evictor takes half a lapse, whatever is slow, and it forgets them all.
+func TestMadeUpHosts(t *testing.T) {
+	for slow, is := range map[string]func(op, name string) bool{
+		"writing":   func(op, _ string) bool { return op == "rename" },
+		"sweeping":  func(op, name string) bool { return op == "readdir" && path.Base(name) == "t" },
+		"proposals": func(op, name string) bool { return op == "rename" && strings.Contains(name, "/journal/j") },
+		"decisions": func(op, name string) bool { return op == "rename" && strings.Contains(name, "/journal/d") },
+	} {
+		t.Run(slow, func(t *testing.T) {
+			byHand(t, func(s *hands) {
+				const hosts = 300
+				for n := range hosts {
+					s.dirs[fmt.Sprintf("/r/%s/hosts/made%d.1", Dir, n)] = true
+				}
+				s.check = func(_ *scheduler.Thread, op string, names ...string) error {
+					if is(op, names[0]) {
+						s.Now += modelLapse / 100
+					}
+					return nil
+				}
+				steps := 0
+				for made := hosts; made > 0; made = len(s.a.peers) - 3 {
+					s.Now += modelPoll
+					since := s.Now
+					testenv.NoError(t, s.a.Step())
+					if d := s.Now - since; d > modelLapse/2 {
+						t.Errorf("step %d with %d made-up hosts has taken %s, want at most half of %s", steps, made, d, modelLapse)
+					}
+					for _, n := range []*node{s.b, s.c} {
+						testenv.NoError(t, n.Step())
+					}
+					if steps++; steps > 150 || s.a.term == nil {
+						t.Fatalf("after %d steps %d made-up hosts are left, and the evictor's term is %v", steps, made, s.a.term)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestMadeUpWishes: grants to however many hosts that want some do not hold up a step either.
+func TestMadeUpWishes(t *testing.T) {
+	byHand(t, func(s *hands) {
+		granted := 0
+		s.check = func(_ *scheduler.Thread, op string, names ...string) error {
+			if op == "rename" && strings.Contains(names[0], "/grants/made") {
+				granted++
+				s.Now += modelLapse / 100
+			}
+			return nil
+		}
+		for beat := range uint64(60) {
+			status, err := EncodeControl(status{Beat: beat + 1, claim: claim{Want: mostBytes}})
+			testenv.OK(t, err)
+			for n := range 300 {
+				dir := fmt.Sprintf("/r/%s/hosts/made%d.1", Dir, n)
+				s.dirs[dir] = true
+				s.files[dir+"/status"] = &inode{ino: 1<<40 + uint64(n), links: 1, data: status}
+			}
+			s.Now += modelPoll
+			since := s.Now
+			testenv.NoError(t, s.a.Step())
+			if d := s.Now - since; d > modelLapse/2 {
+				t.Errorf("step %d has taken %s, want at most half of %s", beat, d, modelLapse)
+			}
+		}
+		if granted < 350 {
+			t.Errorf("%d grants to 300 hosts that want more, want each one, and some more", granted)
 		}
 	})
 }

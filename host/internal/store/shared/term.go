@@ -96,14 +96,30 @@ func (t *term) account(name string) *account {
 	return a
 }
 
+// phase returns a function that reports whether a part of a step has taken so long that the rest of it must wait for the next step.
+// There may be any number of members, and the heartbeat must not be late for them.
+func (t *term) phase() (over func() bool) {
+	began := t.m.cfg.Now()
+	return func() bool {
+		if t.m.cfg.Now()-began <= t.m.cfg.Lapse/16 {
+			return false
+		}
+		t.m.Wake()
+		return true
+	}
+}
+
 // admit gives grants to members that have joined, and expels members that are silent or gone.
 func (t *term) admit(now time.Duration) (failed error) {
-	m := t.m
+	m, over := t.m, t.phase()
 	for name := range m.peers {
 		t.account(name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.accounts)) {
 		a, p := t.accounts[name], m.peer(name)
+		if over() {
+			break
+		}
 		var err error
 		switch silent := now - p.seenAt; {
 		case a.gone:
@@ -123,10 +139,17 @@ func (t *term) admit(now time.Duration) (failed error) {
 // removeGone removes members that are gone. Once everything that such a member stored is counted, it proposes to forget the
 // member. A failure with one member does not delay the others.
 func (t *term) removeGone(now time.Duration) (failed error) {
+	over, forgotten := t.phase(), map[string]bool{}
+	for _, b := range t.batches {
+		forgotten[b.forget] = true
+	}
 	for _, name := range slices.Sorted(maps.Keys(t.accounts)) {
 		a := t.accounts[name]
-		if !a.gone {
+		if !a.gone || forgotten[name] {
 			continue
+		}
+		if over() {
+			break
 		}
 		if !a.sealed {
 			failed = errors.Join(failed, t.m.medium.expel(name, a, now))
@@ -134,11 +157,7 @@ func (t *term) removeGone(now time.Duration) (failed error) {
 		if a.sealed && !a.swept {
 			failed = errors.Join(failed, t.m.medium.sweep(name, a, now))
 		}
-		forgotten := false
-		for _, b := range t.batches {
-			forgotten = forgotten || b.forget == name
-		}
-		if a.swept && !forgotten {
+		if a.swept {
 			t.propose(&proposal{forget: name})
 		}
 	}
@@ -155,8 +174,12 @@ func (t *term) propose(b *proposal) uint64 {
 // write writes the batches that are not written yet. Others may have read a batch even if its write failed, so its number is
 // never used for another.
 func (t *term) write() error {
+	over := t.phase()
 	for _, n := range slices.Sorted(maps.Keys(t.batches)) {
 		if b := t.batches[n]; !b.written {
+			if over() {
+				break
+			}
 			if err := t.m.medium.propose(n, b); err != nil {
 				return err
 			}
@@ -184,8 +207,12 @@ func (t *term) acks(n uint64) (vetoes map[int]bool, all, any bool) {
 // decideAll decides the batches that every member has acknowledged, and removes those that every member has applied. A batch is
 // not decided before an earlier one.
 func (t *term) decideAll() error {
+	over := t.phase()
 	for _, n := range slices.Sorted(maps.Keys(t.batches)) {
 		b := t.batches[n]
+		if over() {
+			break
+		}
 		if !b.judged {
 			if over, err := t.judge(n, b); err != nil || !over {
 				return err
@@ -333,11 +360,11 @@ func (t *term) balance() error {
 	t.outside += inherited
 	// The smallest wishes are served first; the rest is shared among the larger ones.
 	slices.SortFunc(live, func(a, b string) int { return cmp.Or(cmp.Compare(short[a], short[b]), cmp.Compare(a, b)) })
-	room, unmet := m.cfg.Capacity-used-t.outside, int64(0)
+	room, unmet, over := m.cfg.Capacity-used-t.outside, int64(0), t.phase()
 	for i, name := range live {
 		give := min(short[name], max(0, room)/int64(len(live)-i))
 		room, unmet = room-give, unmet+short[name]-give
-		if give == 0 {
+		if give == 0 || over() {
 			continue
 		}
 		a := t.accounts[name]
