@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -266,10 +267,11 @@ func (f *fixture) benchStart(b *testing.B, entries int) {
 	}
 }
 
-// fileless is a file system on which every unlink succeeds: what is left is the index's own work.
+// fileless is a file system without files, on which every unlink succeeds: what is left is the index's own work.
 type fileless struct{ staging.FS }
 
-func (fileless) Remove(string) error { return nil }
+func (fileless) OpenFile(string, int, fs.FileMode) (staging.File, error) { return nil, fs.ErrNotExist }
+func (fileless) Remove(string) error                                     { return nil }
 
 // benchReserve is a put in a full root, up to its end: admit, place, victim, insert, without files. The keys from n on
 // are new.
