@@ -385,7 +385,7 @@ func (w *bucketWatch) run(ctx context.Context) {
 				sum += size
 			}
 		})
-		b, _, gerr := w.control.Get("evictor", "")
+		b, _, gerr := w.control.Get("evictor", "", 1<<20)
 		if err != nil || gerr != nil {
 			continue
 		}
