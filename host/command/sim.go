@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policyset"
@@ -138,7 +137,7 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 		g.Options.Observe, opt.Log = callsTo(b), slog.New(slog.NewJSONHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	for _, text := range f.policies {
-		p, err := openSimPolicy(ctx, text, opt, abi.RoleEvict)
+		p, err := openSimPolicy(ctx, text, opt)
 		if err != nil {
 			return err
 		}
@@ -185,8 +184,8 @@ func simulate[O interface{ WriteTable(io.Writer) error }](f *simFlags, accesses 
 	return o.WriteTable(stdout)
 }
 
-func openSimPolicy(ctx context.Context, text string, opt policy.Options, roles ...abi.Role) (*sim.Policy, error) {
-	p, err := sim.OpenPolicy(ctx, text, opt, roles...)
+func openSimPolicy(ctx context.Context, text string, opt policy.Options) (*sim.Policy, error) {
+	p, err := sim.OpenPolicy(ctx, text, opt)
 	if errors.Is(err, sim.ErrPolicy) {
 		return nil, usageError{err}
 	}

@@ -95,7 +95,7 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 		if err != nil {
 			return usageError{err}
 		}
-		p, err := openSimPolicy(ctx, name, opt, abi.RoleEvict)
+		p, err := openSimPolicy(ctx, name, opt)
 		if err != nil {
 			return err
 		}

@@ -175,7 +175,7 @@ func TestLevelsInWasmAsNative(t *testing.T) {
 	g.Admissions[1] = reuse
 	for i, name := range []string{"lru", "prefix"} {
 		// Fuel bounds a batch, and prefix decides by batches: it is as for the native twin.
-		p, err := OpenPolicy(t.Context(), name, policy.Options{Dir: dir, Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20}}, abi.RoleEvict)
+		p, err := OpenPolicy(t.Context(), name, policy.Options{Dir: dir, Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20}})
 		testenv.OK(t, err)
 		defer p.Close(context.Background())
 		g.Policies[i] = p

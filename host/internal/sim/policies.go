@@ -21,14 +21,15 @@ type Policy struct {
 }
 
 // OpenPolicy parses "name", "path/to.wasm", "belady" or "infinite", with settings after a colon:
-// "s3fifo.wasm:small=20,moveat=1". A module plays the first of the roles that it has.
-func OpenPolicy(ctx context.Context, text string, opt policy.Options, roles ...abi.Role) (*Policy, error) {
+// "s3fifo.wasm:small=20,moveat=1". A module evicts.
+func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, error) {
 	if text == Belady || text == Infinite {
 		return &Policy{Text: text, Label: text}, nil
 	}
-	return open(ctx, text, opt, roles...)
+	return open(ctx, text, opt, abi.RoleEvict)
 }
 
+// open opens a module, which plays the first of the roles that it has.
 func open(ctx context.Context, text string, opt policy.Options, roles ...abi.Role) (*Policy, error) {
 	name, config, err := settings(text)
 	if err != nil {

@@ -323,7 +323,7 @@ func TestOpenPolicy(t *testing.T) {
 	ctx := context.Background()
 	opt := policy.Options{Dir: policytest.Dir(t, "s3fifo"), Cache: policytest.Cache(t)}
 	for text, label := range map[string]string{"belady": "belady", "infinite": "infinite", "s3fifo.wasm:small=20": "s3fifo small=20"} {
-		p, err := OpenPolicy(ctx, text, opt, abi.RoleEvict)
+		p, err := OpenPolicy(ctx, text, opt)
 		if err != nil || p.Label != label || p.Text != text {
 			t.Errorf("opening %s: got %+v and %v, want the label %q", text, p, err, label)
 			continue
@@ -331,7 +331,7 @@ func TestOpenPolicy(t *testing.T) {
 		defer p.Close(ctx)
 	}
 	for _, text := range []string{"s3fifo:small=20,x", "s3fifo:=1"} {
-		if _, err := OpenPolicy(ctx, text, opt, abi.RoleEvict); !errors.Is(err, ErrPolicy) {
+		if _, err := OpenPolicy(ctx, text, opt); !errors.Is(err, ErrPolicy) {
 			t.Errorf("opening %s: got %v, want %v", text, err, ErrPolicy)
 		}
 	}

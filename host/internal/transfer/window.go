@@ -142,8 +142,8 @@ func (m *DeviceMemory) windowFailed(lost, err error) (done bool, _ error) {
 	return m.failed(lost, err, m.gpu.WindowFailed)
 }
 
-// failed reports an error to the failed part of the GPU. If the GPU is lost or the job was cancelled, it is done with
-// that error instead.
+// failed passes the error of a part of the GPU to that part's report, so that the work can go on without it. If the GPU is lost or
+// the job was cancelled, nothing can go on: done is then true, with the error of the task.
 func (m *DeviceMemory) failed(lost, err error, report func(error)) (done bool, _ error) {
 	if lost = errors.Join(lost, m.gpu.Err()); lost != nil || errors.Is(err, gds.ErrStopped) {
 		return true, deviceError(errors.Join(lost, err))
