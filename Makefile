@@ -214,6 +214,12 @@ BASE   := --include=base-files,base-passwd,ca-certificates,coreutils,dash,libc-b
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) mmdebstrap --quiet --format=tar --variant=extract --architectures=$* $(BASE) bookworm $@.part $(DEBIAN)
 	mv $@.part $@
 
+# The smallest Debian that can install packages, for tests.
+.build/base/bare.tar:
+	@mkdir -p .build/base
+	mmdebstrap --quiet --format=tar --variant=essential --include=passwd --dpkgopt=force-unsafe-io bookworm $@.part
+	mv $@.part $@
+
 release: plugins .build/bin/nfpm .build/base/amd64.tar .build/base/arm64.tar ## what dist writes, of a tag or of VERSION, with the image, notes, and signatures by MINISIGN_KEY (a file of minisign -G -W) and COSIGN_KEY
 	$(GO) run ./examples/deploy -release -version '$(VERSION)' -key '$(MINISIGN_KEY)' -cosign-key '$(COSIGN_KEY)' -base .build/base
 

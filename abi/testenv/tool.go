@@ -119,8 +119,12 @@ var (
 		Name: "the right to read the memory of other processes", Tests: "bytes of peers by NIXL",
 		Other: "run as root with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0", Optional: true, probe: readsOthersMemory,
 	}
-	Debian = &Tool{
+	Mmdebstrap = &Tool{
 		Name: "mmdebstrap", Tests: "an installation on a bare Debian", Packages: "mmdebstrap", probe: commands("mmdebstrap"),
+	}
+	Debian = &Tool{
+		Name: "an archive of a bare Debian", Tests: "an installation on a bare Debian", Other: "`make .build/base/bare.tar`, with a network",
+		After: Mmdebstrap, probe: file(".build", "base", "bare.tar"), build: []string{"make", ".build/base/bare.tar"},
 	}
 	Buildah = &Tool{
 		Name: "buildah", Tests: "the container image", Packages: "buildah", probe: commands("buildah"),
@@ -161,7 +165,7 @@ var (
 
 // Tools are all of them.
 var Tools = []*Tool{Make, Git, CC, Clang, Cargo, Python, PythonPackages, Chromium, Promtool, Systemd,
-	Packages, NFPM, Kubernetes, VersityGW, NIXL, OthersMemory, Debian, Buildah, Mounts, Users, FUSE, SharedMemory,
+	Packages, NFPM, Kubernetes, VersityGW, NIXL, OthersMemory, Mmdebstrap, Debian, Buildah, Mounts, Users, FUSE, SharedMemory,
 	DirectIO, Devices, UserFaults, MemoryCgroup}
 
 func commands(names ...string) func() bool {

@@ -65,23 +65,11 @@ func binary(t *testing.T) string {
 	return path
 }
 
-var debian = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(shared, "debian.tar")
-	out, err := exec.Command("mmdebstrap", "--quiet", "--variant=essential", "--include=passwd",
-		"--dpkgopt=force-unsafe-io", "bookworm", path).CombinedOutput()
-	if err != nil {
-		err = fmt.Errorf("mmdebstrap: %w\n%s", err, out)
-	}
-	return path, err
-})
-
 // bareDebian is an archive of the smallest Debian that can install packages.
 func bareDebian(t *testing.T) string {
 	t.Helper()
 	testenv.Need(t, testenv.Debian, testenv.Mounts, testenv.Users)
-	path, err := debian()
-	testenv.OK(t, err)
-	return path
+	return filepath.Join(testenv.Root(), ".build", "base", "bare.tar")
 }
 
 // must runs a command and returns what it wrote.

@@ -23,19 +23,19 @@ import (
 // distVersion is that of the releases that tests make.
 const distVersion = "1.2.3"
 
-// olderVersion is that of the release before.
+// olderVersion is that of the release before, which has the same files.
 const olderVersion = "1.2.2"
 
 // previous is the deb of the release before; empty: one of the same sources.
 var previous = flag.String("previous", "", "a deb of the release before, which TestUpgrade replaces")
 
-// dist makes a release.
-func dist(version, out, archs string) error {
+// dist makes the release.
+func dist(out, archs string) error {
 	with, err := overlay()
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "run", "./examples/deploy", "-version", "v"+version, "-out", out, "-arch", archs,
+	cmd := exec.Command("go", "run", "./examples/deploy", "-version", "v"+distVersion, "-out", out, "-arch", archs,
 		"-overlay", with)
 	cmd.Dir = testenv.Root()
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000")
@@ -50,7 +50,7 @@ var released = sync.OnceValues(func() (string, error) {
 	if testenv.Packages.Have() { // else nothing looks at what is compiled for another architecture, from the first package on
 		archs += ",arm64"
 	}
-	return dir, dist(distVersion, dir, archs)
+	return dir, dist(dir, archs)
 })
 
 // releaseDir is the directory of a release.
@@ -129,7 +129,7 @@ func TestDist(t *testing.T) {
 // Two releases of one commit are the same bytes.
 func TestDistIsReproducible(t *testing.T) {
 	dir, again := releaseDir(t), filepath.Join(t.TempDir(), "again")
-	testenv.OK(t, dist(distVersion, again, "amd64"))
+	testenv.OK(t, dist(again, "amd64"))
 	list, err := os.ReadDir(again)
 	if err != nil || len(list) != 7 {
 		t.Fatalf("files of the distribution: got %v, %v, want 7", list, err)
@@ -224,17 +224,15 @@ func TestInstall(t *testing.T) {
 // A newer package in the place of an older one, and the older one again, keep the configuration and every chunk.
 func TestUpgrade(t *testing.T) {
 	dir, base := releaseDir(t), bareDebian(t)
-	older := *previous
+	newer, older := filepath.Join(dir, file("amd64", ".deb")), *previous
 	if older == "" {
-		out := t.TempDir()
-		testenv.OK(t, dist(olderVersion, out, "amd64"))
-		older = filepath.Join(out, strings.Replace(file("amd64", ".deb"), distVersion, olderVersion, 1))
+		older = withVersion(t, newer, olderVersion)
 	}
 	root := t.TempDir()
 	testenv.OK(t, os.Chmod(root, 0o755))
 	must(t, "tar", "--numeric-owner", "-xf", base, "-C", root)
 	must(t, "cp", older, filepath.Join(root, "older.deb"))
-	must(t, "cp", filepath.Join(dir, file("amd64", ".deb")), filepath.Join(root, "newer.deb"))
+	must(t, "cp", newer, filepath.Join(root, "newer.deb"))
 	trace := ""
 	for i := range 30 {
 		trace += fmt.Sprintf(`{"timestamp":%d,"input_length":256,"output_length":1,"hash_ids":[%d]}`+"\n", i, i)
@@ -262,6 +260,17 @@ func TestUpgrade(t *testing.T) {
 			t.Errorf("the configuration is not the operator's any more:\n%s", text)
 		}
 	}
+}
+
+// withVersion is a deb with the files and scripts of another, and a version of its own.
+func withVersion(t *testing.T, deb, version string) string {
+	t.Helper()
+	at := filepath.Join(t.TempDir(), "deb")
+	must(t, "dpkg-deb", "--raw-extract", deb, at)
+	control := filepath.Join(at, "DEBIAN", "control")
+	write(t, control, strings.Replace(read(t, control), "\nVersion: "+distVersion+"\n", "\nVersion: "+version+"\n", 1), 0o644)
+	must(t, "dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", at, at+".deb")
+	return at + ".deb"
 }
 
 // inside is a command of kvhost's in a root, as a user without anything of this environment's.
