@@ -150,17 +150,17 @@ func (s *killSizes) recovered(engines []*sizestest.Engine, spoiled kv.Key, unit 
 	}
 }
 
-// spoil damages a piece of a whole chunk now and then, and returns its chunk and its unit.
+// spoil damages a piece of a chunk now and then that recovered loads, and returns its chunk and its unit.
 func (s *killSizes) spoil() (key kv.Key, unit int) {
-	whole := s.whole()
-	if len(whole) == 0 || s.rng.IntN(2) == 0 {
+	found := s.hits()
+	if len(found) == 0 || s.rng.IntN(2) == 0 {
 		return key, 0
 	}
 	pieces := s.pieces()
 	slices.Sort(pieces)
 	for _, i := range s.rng.Perm(len(pieces)) {
 		h, ok := headerOf(pieces[i])
-		if !ok || !whole[h.Key] {
+		if !ok || !found[h.Key] {
 			continue
 		}
 		b, err := os.ReadFile(pieces[i])
@@ -170,6 +170,20 @@ func (s *killSizes) spoil() (key kv.Key, unit int) {
 		return h.Key, int(h.Rank)
 	}
 	return key, 0
+}
+
+// hits is the chunks that a lookup of their prompt finds: those before them are whole, too.
+func (s *killSizes) hits() map[kv.Key]bool {
+	whole, found := s.whole(), map[kv.Key]bool{}
+	for prompt := range sizesToKill {
+		for _, key := range sizestest.Keys(prompt) {
+			if !whole[key] {
+				break
+			}
+			found[key] = true
+		}
+	}
+	return found
 }
 
 // pieces are the files of pieces.
