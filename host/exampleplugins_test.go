@@ -52,6 +52,7 @@ const mixed = "../examples/traces/mixed.jsonl.zst"
 // All three decide for one host with two roots: chunks are stored, evicted, loaded and compared byte by byte, and found
 // again after a restart under the names that spill gave.
 func TestStoreRoundTrip(t *testing.T) {
+	testenv.Slow(t)
 	modules := []string{policytest.Example(t, "spill"), policytest.Example(t, "aligned")}
 	for _, evict := range []string{"recency", "thrift"} {
 		t.Run(evict, func(t *testing.T) {

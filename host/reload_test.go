@@ -38,6 +38,7 @@ func reload(t *testing.T, h *host.Host, c *config.Config) error {
 
 // A reload changes all that it can of what a configuration says, or nothing.
 func TestReload(t *testing.T) {
+	testenv.Slow(t)
 	dir := policytest.Dir(t, "lru", "fifo", "sieve", "fanout")
 	with := func(c *config.Config, policies ...config.Policy) *config.Config {
 		next := *c

@@ -35,8 +35,7 @@ func TestBench(t *testing.T) {
 // host memory and from a GPU's. Every byte is compared, and the host leaves nothing behind.
 func TestBenchThroughClient(t *testing.T) {
 	dir, double := shortDir(t), gdstest.Build(t)
-	for i, memory := range []string{"host", "gpu", "host", "gpu"} {
-		pages := []string{"fp8", "fp8", "heads", "tokens"}[i] // of those that sizes share every token is compared, too
+	for memory, pages := range map[string]string{"host": "heads", "gpu": "tokens"} { // of pages that sizes share every token is compared, too
 		cmd := command(t, dir, "bench", "--root", dir, "--root", "memory:", "--memory", memory,
 			"--chunks", "1", "--rounds", "1", "--pages", pages, "--json", "--engine-direct-io=false",
 			"--gds-max-device-memory", "0", "--engine-threads-per-gpu", "2")

@@ -210,7 +210,6 @@ type kill struct {
 func (k *kill) start() (address string, held int64, stop func(os.Signal) int) {
 	args := append([]string{
 		"--http-listen", anyPort, "--root", "kvhost-data=3MiB", "--store-durability", k.durability,
-		"--policy-cache", filepath.Join(k.dir, "cache"),
 	}, k.more...)
 	for _, policy := range []string{k.evict, k.place} {
 		if policy != "" {

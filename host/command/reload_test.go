@@ -32,7 +32,6 @@ type served struct {
 // base is the file that every change starts from.
 func (h *served) base() string {
 	return fmt.Sprintf(`socket = "kvhost.sock"
-policy_cache = %q
 [http]
 listen = %q
 [log]
@@ -41,7 +40,7 @@ format = "json"
 max_staging_memory = "16MiB"
 [gds]
 cuda = "off"
-`, filepath.Join(h.dir, "cache"), anyPort)
+`, anyPort)
 }
 
 const baseRoots = "[[root]]\npath = \"a\"\ncapacity = \"32MiB\"\nwrite = \"through\"\n[[root]]\npath = \"b\"\ncapacity = \"64MiB\"\nlevel = 1\n"

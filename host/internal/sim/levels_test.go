@@ -162,7 +162,7 @@ func TestLevelsAddUp(t *testing.T) {
 
 // Modules decide as their native twins do, in levels too.
 func TestLevelsInWasmAsNative(t *testing.T) {
-	w := generated(t, 300)
+	w := generated(t, 120)
 	dir := policytest.Dir(t, "lru", "prefix", "reuse")
 	g := levelGrid(t, w, "lru", "60", "400")
 	g.Writes = append(g.Writes, store.WriteThrough)
@@ -190,7 +190,7 @@ func TestLevelsInWasmAsNative(t *testing.T) {
 // Where a policy evicts prefixes from their end, the host's rule keeps nothing that was not hit, as nothing continues what is
 // evicted. reuse keeps nearly all that is used again, and writes less than keeping everything.
 func TestReusePays(t *testing.T) {
-	g := levelGrid(t, generated(t, 2000), "prefix", "1%", "20%")
+	g := levelGrid(t, generated(t, 700), "prefix", "1%", "20%")
 	g.Admissions = append(g.Admissions, admits(t, AdmitAll), reuseAdmits(nil))
 	r := levelOutcome(t, g).Results
 	rule, everything, reuse := r[0], r[1], r[2]

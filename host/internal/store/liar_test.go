@@ -42,6 +42,7 @@ func (n *naming) Handle(_ context.Context, r slog.Record) error {
 // TestLyingStore: an object store that lies by its seed, as the last level, costs the levels before it no hits, is named within ten failures,
 // takes no memory, and has no other bytes read than were stored.
 func TestLyingStore(t *testing.T) {
+	testenv.Slow(t)
 	const near, mid, far, all, steps = 4, 16, 64, 70, 250
 	const memory = 32 << 20
 	history := func(t *testing.T, seed uint64, lies bool) (hits int) {

@@ -327,6 +327,7 @@ func TestDamageInASharedRoot(t *testing.T) {
 
 // TestRepairOfASharedRoot: a repair beside hosts that share a directory leaves no bytes that none of them counts.
 func TestRepairOfASharedRoot(t *testing.T) {
+	testenv.Slow(t)
 	const entries, bad = 40, 4
 	dir := t.TempDir()
 	a, b := fellow(t, dir, "a", entries, patient), fellow(t, dir, "b", entries, patient)

@@ -420,6 +420,7 @@ func (r *routeRig) paired() Memory {
 
 // Blocks may have several of a chunk's pages each. A chunk of those is the same piece as one of blocks with a page each.
 func TestEveryRouteMovesBlocksOfSeveralPages(t *testing.T) {
+	testenv.Slow(t)
 	everyRoute(t, func(t *testing.T, r *routeRig) {
 		pairs := r.paired()
 		draw := func() (blocks, pages []uint32) {
