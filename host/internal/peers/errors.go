@@ -15,6 +15,8 @@ var (
 	errSilent = errors.New("no byte")
 	// ErrMessage means that a peer sent a message which the protocol does not allow.
 	ErrMessage = errors.New("peers: a message that the protocol does not allow")
+	// ErrHandshake means that the other side of a connection sends more to prove who it is than any host does.
+	ErrHandshake = errors.New("peers: too much in a handshake")
 	// errNoWay means that UCX cannot read the peer's memory. Its text names the requirements.
 	errNoWay = errors.New("that host's memory is not read, which takes InfiniBand or RoCE, or on one machine the right to trace its process " +
 		"(kernel.yama.ptrace_scope=0): TCP is no way")

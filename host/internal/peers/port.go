@@ -31,10 +31,12 @@ const (
 	lineWindow  = 1 << 20   // most bytes of a connection that may arrive before they are read
 	lineBuffer  = 64 << 10  // read buffer of a connection, and its write buffer
 
-	mostKnocks      = 64 // connections before the end of their handshake
-	handshakeTime   = 5 * time.Second
-	handshakeEffort = 300 * time.Microsecond // estimate for a connection's begin
-	byteEffort      = 2 * time.Nanosecond    // estimate for a byte of a message; keys and numbers are cheap to decode
+	mostKnocks        = 64 // connections before the end of their handshake
+	handshakeTime     = 5 * time.Second
+	mostHandshake     = 16 << 10               // bytes of a caller before the end of its handshake
+	handshakeEffort   = 300 * time.Microsecond // estimate for a connection's begin
+	certificateEffort = 2 * time.Millisecond   // estimate for each certificate of its chain after the first
+	byteEffort        = 2 * time.Nanosecond    // estimate for a byte of a message; keys and numbers are cheap to decode
 )
 
 // Memory returns the maximum number of bytes that callers may make this host hold, for a memory limit of the process.
@@ -56,7 +58,8 @@ func (d door) Accept() (net.Conn, error) {
 		}
 		who := d.lending.owner.callerAt(c.RemoteAddr(), nil)
 		if d.lending.shares.take(who, handshakes, 1) {
-			return &knock{Conn: c, over: sync.OnceFunc(func() { d.lending.shares.give(who, handshakes, 1) })}, nil
+			return &knock{Conn: c, left: mostHandshake, pay: func(took time.Duration) { d.lending.owner.effort.Spend(d.lending.owner.run, who.sender(), took) },
+				over: sync.OnceFunc(func() { d.lending.shares.give(who, handshakes, 1) })}, nil
 		}
 		d.lending.count.refused.Add(1)
 		_ = c.Close() // an error has no consequence: the connection is refused anyway
@@ -66,7 +69,21 @@ func (d door) Accept() (net.Conn, error) {
 // knock is a connection before the end of its handshake.
 type knock struct {
 	net.Conn
+	left int                 // bytes that may arrive until then; negative once it has ended
+	pay  func(time.Duration) // waits until the caller has made up for an estimated time
 	over func()
+}
+
+// Read implements [net.Conn].
+func (k *knock) Read(p []byte) (int, error) {
+	if k.left < 0 {
+		return k.Conn.Read(p)
+	} else if k.left == 0 {
+		return 0, fmt.Errorf("%w: a handshake of more than %d bytes", ErrHandshake, mostHandshake)
+	}
+	n, err := k.Conn.Read(p[:min(len(p), k.left)])
+	k.left -= n
+	return n, err
 }
 
 // Close implements [net.Conn].
@@ -97,9 +114,12 @@ type atDoor struct {
 
 // ServerHandshake implements [credentials.TransportCredentials].
 func (d atDoor) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	d.lending.owner.effort.Spend(d.lending.owner.run, d.lending.owner.callerAt(raw.RemoteAddr(), nil).sender(), handshakeEffort)
+	if k, ok := raw.(*knock); ok {
+		k.pay(handshakeEffort)
+	}
 	c, info, err := d.TransportCredentials.ServerHandshake(raw)
 	if k, ok := raw.(*knock); ok {
+		k.left = -1
 		k.over()
 	}
 	if err != nil {

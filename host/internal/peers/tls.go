@@ -40,8 +40,12 @@ type shownAs struct {
 	name string
 }
 
-// mostTrust is the maximum number of certificates that are remembered as verified.
-const mostTrust = 1 << 10
+const (
+	mostTrust = 1 << 10 // certificates that are remembered as verified
+	// mostChain is the largest number of certificates in a chain. More of one name take a processor for tens of milliseconds, whoever
+	// has signed them.
+	mostChain = 4
+)
 
 // newIdentity loads the files. Without files it returns nil, and connections are not encrypted.
 func newIdentity(cert, key, ca string, log *slog.Logger) (*identity, error) {
@@ -74,10 +78,15 @@ func (id *identity) serving() credentials.TransportCredentials {
 	if id == nil {
 		return insecure.NewCredentials()
 	}
-	return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+	return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		p := id.Now()
-		return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*p.pair}, ClientAuth: tls.RequireAndVerifyClientCert,
-			ClientCAs: p.pool, NextProtos: []string{"h2"}}, nil
+		return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*p.pair}, ClientAuth: tls.RequireAnyClientCert,
+			ClientCAs: p.pool, NextProtos: []string{"h2"}, VerifyConnection: func(c tls.ConnectionState) error {
+				if k, ok := hello.Conn.(*knock); ok {
+					k.pay(certificateEffort * time.Duration(min(mostChain, len(c.PeerCertificates))-1))
+				}
+				return id.verify(c.PeerCertificates, "")
+			}}, nil
 	}})
 }
 
@@ -95,9 +104,11 @@ func (id *identity) calling(name string) credentials.TransportCredentials {
 }
 
 // verify checks a certificate chain against the authorities that are loaded now. A connection can outlive the authorities with
-// which its handshake was checked. The name is the server's host name. For a client's chain it is empty: the handshake has
-// checked the rest.
+// which its handshake was checked. The name is the server's host name. For a client's chain it is empty.
 func (id *identity) verify(chain []*x509.Certificate, name string) error {
+	if len(chain) > mostChain {
+		return fmt.Errorf("%w: %d certificates, at most %d", ErrHandshake, len(chain), mostChain)
+	}
 	pool, as := id.Now().pool, shownAs{chain[0], name}
 	id.mu.Lock()
 	known := id.trust[as] == pool && time.Now().Before(chain[0].NotAfter)
@@ -111,7 +122,7 @@ func (id *identity) verify(chain []*x509.Certificate, name string) error {
 	}
 	usage := x509.ExtKeyUsageServerAuth
 	if name == "" {
-		usage = x509.ExtKeyUsageAny
+		usage = x509.ExtKeyUsageClientAuth
 	}
 	_, err := chain[0].Verify(x509.VerifyOptions{DNSName: name, Roots: pool, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{usage}})
 	if err == nil {
