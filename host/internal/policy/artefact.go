@@ -26,8 +26,8 @@ const (
 
 // Bounds of data that is read before it is verified.
 const (
-	maxIndex = 256 << 10 // bytes of the index, and of each manifest
-	maxBlobs = 64
+	maxIndex = 256 << 10 // bytes of the index, of each manifest and of each bundle
+	maxBlobs = 64        // also the number of signatures of the module
 )
 
 // artefact is a directory with an OCI image layout that holds one module, and cosign's signatures of it. No registry is
@@ -113,20 +113,28 @@ func (a *artefact) blob(ctx context.Context, digest string, most int64) ([]byte,
 }
 
 // signed returns the payloads that name the module's manifest, and their signatures. It reads all blobs, since cosign 3
-// saves its bundles, which refer to the module, without listing them.
+// saves its bundles, which refer to the module, without listing them. Only the module may be longer than a manifest.
 func (a *artefact) signed(ctx context.Context) (list []signature, err error) {
 	entries, err := os.ReadDir(filepath.Join(a.dir, "blobs", "sha256"))
 	if err != nil || len(entries) > maxBlobs {
 		return nil, fmt.Errorf("%w: %d blobs, want at most %d (%v)", ErrArtefact, len(entries), maxBlobs, err)
 	}
 	for _, e := range entries {
-		text, err := a.blob(ctx, "sha256:"+e.Name(), sandbox.MaxModuleBytes)
+		if info, err := e.Info(); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrArtefact, err)
+		} else if info.Size() > maxIndex {
+			continue
+		}
+		text, err := a.blob(ctx, "sha256:"+e.Name(), maxIndex)
 		if err != nil {
 			return nil, err
 		}
 		var b document
 		if json.Unmarshal(text, &b) != nil {
 			continue // the module itself is not a signature
+		}
+		if len(b.Layers)+len(b.Envelope.Signatures) > maxBlobs {
+			return nil, fmt.Errorf("%w: blob %s has %d layers and %d signatures, at most %d", ErrArtefact, e.Name(), len(b.Layers), len(b.Envelope.Signatures), maxBlobs)
 		}
 		for _, d := range b.Layers {
 			if d.MediaType != cosignType {
@@ -140,11 +148,14 @@ func (a *artefact) signed(ctx context.Context) (list []signature, err error) {
 				list = append(list, signature{payload, d.Annotations["dev.cosignproject.cosign/signature"]})
 			}
 		}
-		for _, s := range b.Envelope.Signatures {
-			if v := &b.Envelope; a.named(v.Payload) {
-				payload := fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(v.PayloadType), v.PayloadType, len(v.Payload), v.Payload)
+		if v := &b.Envelope; len(v.Signatures) > 0 && a.named(v.Payload) {
+			payload := fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(v.PayloadType), v.PayloadType, len(v.Payload), v.Payload)
+			for _, s := range v.Signatures {
 				list = append(list, signature{payload, s.Sig})
 			}
+		}
+		if len(list) > maxBlobs {
+			return nil, fmt.Errorf("%w: more than %d signatures", ErrArtefact, maxBlobs)
 		}
 	}
 	return list, nil

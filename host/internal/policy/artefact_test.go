@@ -4,8 +4,10 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -304,5 +306,45 @@ func TestSignaturesOfTheTool(t *testing.T) {
 				t.Errorf("%s, with other %s: want %v, got %v", name, change, ErrSignature, err)
 			}
 		}
+	}
+}
+
+// TestManySignatures: whoever writes an artefact's files makes the host hold little, whatever they say: many signatures of a large statement,
+// many layers that are the same payload, or a long list of nothing.
+func TestManySignatures(t *testing.T) {
+	manifest := "sha256:" + strings.Repeat("a", 64)
+	payload := fmt.Appendf(nil, `{"critical":{"type":"cosign container image signature","image":{"docker-manifest-digest":%q}},"x":%q}`, manifest, strings.Repeat("x", maxSignature/2))
+	layer := fmt.Sprintf(`{"mediaType":%q,"digest":"sha256:%s"}`, cosignType, digestOf(payload))
+	envelope := func(n int) string {
+		return fmt.Sprintf(`{"dsseEnvelope":{"payload":%q,"signatures":[{}%s]}}`, base64.StdEncoding.EncodeToString(payload), strings.Repeat(",{}", n-1))
+	}
+	for what, c := range map[string]struct {
+		blobs []string
+		want  int // signatures; 0: refused
+	}{
+		"a few signatures":    {[]string{envelope(maxBlobs)}, maxBlobs},
+		"many signatures":     {[]string{envelope(1000)}, 0},
+		"many in two bundles": {[]string{envelope(maxBlobs), envelope(maxBlobs) + " "}, 0},
+		"layers":              {[]string{`{"layers":[` + layer + strings.Repeat(","+layer, 1000) + `]}`}, 0},
+		"a module":            {[]string{envelope(1), `{"layers":[{}` + strings.Repeat(",{}", 5<<20) + `]}`}, 1},
+	} {
+		t.Run(what, func(t *testing.T) {
+			a := &artefact{dir: t.TempDir(), manifest: manifest}
+			dir := filepath.Join(a.dir, "blobs", "sha256")
+			testenv.OK(t, os.MkdirAll(dir, 0o700))
+			for _, b := range append(c.blobs, string(payload)) {
+				testenv.OK(t, os.WriteFile(filepath.Join(dir, digestOf([]byte(b))), []byte(b), 0o600))
+			}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			list, err := a.signed(t.Context())
+			runtime.ReadMemStats(&after)
+			if len(list) != c.want || (err == nil) != (c.want > 0) || err != nil && !errors.Is(err, ErrArtefact) {
+				t.Errorf("%d signatures, %v, want %d", len(list), err, c.want)
+			}
+			if n := after.TotalAlloc - before.TotalAlloc; n > 8<<20 {
+				t.Errorf("%d bytes were allocated, want at most 8 MiB", n)
+			}
+		})
 	}
 }
