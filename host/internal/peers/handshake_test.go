@@ -8,7 +8,9 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
+	"log/slog"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -83,7 +85,9 @@ func TestLongHandshakes(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			chain, ca := signedBy(t, c.length, c.names)
-			cert, key := filed(t, chain)
+			own := chain
+			own.Certificate = chain.Certificate[:min(mostChain, c.length)]
+			cert, key := filed(t, own)
 			l := newLenderWith(t, Config{Cert: cert, Key: key, CA: ca, effort: &arrivals.Effort{Part: 0.05}})
 			since := time.Now()
 			line, err := tls.Dial("tcp", l.owner.Addr(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{chain}})
@@ -99,5 +103,16 @@ func TestLongHandshakes(t *testing.T) {
 				t.Errorf("a handshake with %d certificates has taken %s, want at least the %s that it waits", c.length, d, least)
 			}
 		})
+	}
+}
+
+// TestLongChainIsNoConfiguration: a host does not start with a chain that its peers would refuse.
+func TestLongChainIsNoConfiguration(t *testing.T) {
+	for length, want := range map[int]error{mostChain: nil, mostChain + 1: ErrConfig} {
+		chain, ca := signedBy(t, length, 0)
+		cert, key := filed(t, chain)
+		if _, err := newIdentity(cert, key, ca, slog.New(slog.DiscardHandler)); !errors.Is(err, want) {
+			t.Errorf("%d certificates: %v, want %v", length, err, want)
+		}
 	}
 }

@@ -57,6 +57,9 @@ func newIdentity(cert, key, ca string, log *slog.Logger) (*identity, error) {
 		if err != nil {
 			return p, fmt.Errorf("%w: peers.cert, peers.key: %w", ErrConfig, err)
 		}
+		if len(pair.Certificate) > mostChain { // its peers would refuse it
+			return p, fmt.Errorf("%w: peers.cert: %s has %d certificates, at most %d", ErrConfig, cert, len(pair.Certificate), mostChain)
+		}
 		pem, err := os.ReadFile(ca)
 		if err != nil {
 			return p, fmt.Errorf("%w: peers.ca: %w", ErrConfig, err)
