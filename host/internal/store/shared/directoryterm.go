@@ -85,6 +85,10 @@ func (d *directory) readEpochs(now time.Duration) error {
 // campaign makes this host the evictor if there is no live one.
 func (d *directory) campaign(now time.Duration) error {
 	m := d.m
+	if d.epochs.highest+1 >= 1<<epochBits { // The directory of the next one would be none, and each host would be elected.
+		m.log.Error("a directory has the last number of an epoch; no host can be the evictor before it is removed", "epoch", d.epochs.highest)
+		return nil
+	}
 	if n := m.view.number; n != 0 {
 		if now-m.seenAt <= m.cfg.Lapse && !(m.isOwn(m.view.owner) && m.view.owner != m.name) {
 			if slices.Contains(d.epochs.begun, m.name) { // An earlier attempt failed half way, and another host was elected.

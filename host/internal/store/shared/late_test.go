@@ -482,6 +482,34 @@ func TestNumbersOfNoEpoch(t *testing.T) {
 	}
 }
 
+// TestTheLastEpoch: if a directory has the last number, no host is elected, since no other would know. Once it is removed, one is.
+func TestTheLastEpoch(t *testing.T) {
+	for _, name := range []string{"/e2147483647", "/x2147483647.made.1"} {
+		byHand(t, func(s *hands) {
+			evictors := func() (n int) {
+				for _, x := range []*node{s.a, s.b, s.c} {
+					if x.Stats().Evictor {
+						n++
+					}
+				}
+				return n
+			}
+			dir := "/r/" + Dir + name
+			s.dirs[dir] = true
+			testenv.NoError(t, s.a.Leave())
+			for range 4 * int(modelLapse/modelPoll) {
+				if s.round(s.b, s.c); evictors() > 0 {
+					t.Fatalf("%s: %d hosts are the evictor with the last epoch, want none", name, evictors())
+				}
+			}
+			delete(s.dirs, dir)
+			if s.rounds(4*int(modelLapse/modelPoll), s.b, s.c); evictors() != 1 {
+				t.Errorf("%s: %d hosts are the evictor after it was removed, want one", name, evictors())
+			}
+		})
+	}
+}
+
 // TestAJournalIsTakenOverWhole: an error that does not prove that a batch is gone does not lose it.
 func TestAJournalIsTakenOverWhole(t *testing.T) {
 	byHand(t, func(s *hands) {
