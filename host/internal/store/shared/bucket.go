@@ -107,7 +107,7 @@ func decodeEvictor(b []byte) (*evictor, error) {
 		return nil, err
 	}
 	for name, s := range o.Grants {
-		if s == nil || s.End > mostLogs+1 || s.Spent < 0 {
+		if s == nil || s.End > mostLogs+1 || min(s.Granted, s.Spent) < 0 || max(s.Granted, s.Spent) > mostTotal {
 			return nil, fmt.Errorf("%w: no grant of %s: %+v", ErrDamaged, name, s)
 		}
 	}

@@ -157,6 +157,8 @@ func TestDamagedObjects(t *testing.T) {
 		{"a log without an end", "/hosts/junk.1", says(&objectStatus{written{Log: math.MaxUint64}, status{Beat: 9}})},
 		{"a claim", "/hosts/junk.1", says(&objectStatus{status: status{Beat: 9, claim: claim{Held: math.MaxInt64}}})},
 		{"an end", "/evictor", says(&evictor{Term: 9, Owner: "b.200000001", Grants: map[string]*grant{"a.100000001": {End: math.MaxUint64}}})},
+		{"a grant to a host", "/evictor", says(&evictor{Term: 9, Owner: "b.200000001", Grants: map[string]*grant{"a.100000001": {Granted: math.MaxInt64}}})},
+		{"a grant to none", "/evictor", says(&evictor{Term: 9, Owner: "b.200000001", Grants: map[string]*grant{"junk.1": {Granted: math.MaxInt64}, "junk.2": {Granted: math.MaxInt64}}})},
 		{"the last term", "/evictor", says(&evictor{Term: math.MaxUint64, Owner: "junk.1"})},
 		{"a batch", "/batch/junk", []byte("junk")},
 		{"a number of a log", "/log/a.100000001/18446744073709551615", []byte("junk")},

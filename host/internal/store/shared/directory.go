@@ -183,9 +183,18 @@ type grantFile struct {
 	Granted int64 `json:"granted"`
 }
 
-func (d *directory) readGrant() error {
+// granted reads a member's grant.
+func (d *directory) granted(dir, member string) (int64, error) {
 	var g grantFile
-	err := d.get(grantName(d.epochDir(d.m.view.number), d.m.name), &g, mostGrant)
+	err := d.get(grantName(dir, member), &g, mostGrant)
+	if err == nil && (g.Granted < 0 || g.Granted > mostTotal) {
+		err = fmt.Errorf("%w: a grant of %d bytes", ErrDamaged, g.Granted)
+	}
+	return g.Granted, err
+}
+
+func (d *directory) readGrant() error {
+	granted, err := d.granted(d.epochDir(d.m.view.number), d.m.name)
 	switch {
 	case errors.Is(err, ErrDamaged):
 		d.m.log.Warn("cannot read a grant", "error", err)
@@ -193,7 +202,7 @@ func (d *directory) readGrant() error {
 	case missing(err):
 		return nil
 	case err == nil:
-		d.m.view.admits, d.m.view.granted = true, g.Granted
+		d.m.view.admits, d.m.view.granted = true, granted
 	}
 	return err
 }

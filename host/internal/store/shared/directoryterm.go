@@ -203,12 +203,12 @@ func (d *directory) takeOver(now time.Duration) error {
 			return err
 		}
 		for _, member := range grants {
-			var g grantFile
 			if strings.HasSuffix(member, ".new") {
 				continue
 			}
 			a := t.account(member)
-			if err := d.get(grantName(old, member), &g, mostGrant); errors.Is(err, ErrDamaged) {
+			granted, err := d.granted(old, member)
+			if errors.Is(err, ErrDamaged) {
 				// Once the temporaries of the member are cleared and its log is read, its credit is known to be 0.
 				d.m.log.Error("cannot read a host's grant; host given up, it will join again", "member", member, "error", err)
 				a.unknown = true
@@ -218,7 +218,7 @@ func (d *directory) takeOver(now time.Duration) error {
 			} else if err != nil {
 				return err
 			}
-			a.granted = max(a.granted, g.Granted)
+			a.granted = max(a.granted, granted)
 		}
 		if err := d.takeJournal(old); err != nil {
 			return err

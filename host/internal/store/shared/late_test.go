@@ -580,6 +580,32 @@ func TestAClaimOfNonsense(t *testing.T) {
 	}
 }
 
+// TestAGrantOfNonsense: a grant that no evictor makes is none, to its member and to the next evictor.
+func TestAGrantOfNonsense(t *testing.T) {
+	for _, granted := range []int64{math.MaxInt64, -1} {
+		byHand(t, func(s *hands) {
+			b, err := EncodeControl(&grantFile{granted})
+			testenv.NoError(t, err)
+			for _, member := range []string{s.b.name, "made.1"} {
+				s.files[grantName(s.dir(s.a).office(), member)] = &inode{ino: 1 << 40, links: 1, data: b}
+			}
+			if s.rounds(2, s.b, s.c); s.b.Stats().Granted > modelCapacity {
+				t.Errorf("a grant of %d: its member has %d bytes", granted, s.b.Stats().Granted)
+			}
+			testenv.NoError(t, s.a.Leave())
+			s.rounds(6*int(modelLapse/modelPoll), s.b, s.c)
+			for _, n := range []*node{s.b, s.c} {
+				if st := n.Stats(); st.State != Active || st.Outside < 0 || st.Outside > modelCapacity || st.Granted > modelCapacity {
+					t.Errorf("a grant of %d: %s is %+v, want it active, with as much granted as there is", granted, n.name, st)
+				}
+			}
+			if s.b.Stats().Evictor == s.c.Stats().Evictor {
+				t.Error("no host is the evictor, or two are")
+			}
+		})
+	}
+}
+
 // TestAJoinThatFailsIsReported, and made again.
 func TestAJoinThatFailsIsReported(t *testing.T) {
 	byHand(t, func(s *hands) {
