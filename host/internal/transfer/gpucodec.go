@@ -111,7 +111,7 @@ func (m *DeviceMemory) encode(
 	lost := m.gpu.Do(func(t *gds.Thread) {
 		began := time.Now()
 		w, c := t.Window(), t.Coder()
-		count := place(w, r.extents(), r.Base)
+		count := place(w.Extents, r.extents(), r.Base)
 		b := w.Begin(gds.Gather, m.flag)
 		if err = m.add(&b, r); err != nil {
 			return
@@ -170,7 +170,7 @@ func (m *DeviceMemory) decode(
 	lost := m.gpu.Do(func(t *gds.Thread) {
 		began := time.Now()
 		w, c := t.Window(), t.Coder()
-		n, at := place(w, r.extents(), r.Base), uint64(0)
+		n, at := place(w.Extents, r.extents(), r.Base), uint64(0)
 		copy(w.Expected, r.Table[r.Lo:r.Hi])
 		for i, x := range stored {
 			c.Stored[i], c.Expected[i] = gds.Extent{Offset: at, Len: x.Len, Codec: uint32(x.Codec)}, x.Sum

@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 
@@ -10,7 +11,7 @@ import (
 )
 
 // layered is a layer-wise load. A step is a few layers, the first layer always alone, and a task loads one step of one
-// chunk. Tasks are queued step by step: step i is queued when step i-width has landed. Enough tasks are then queued to
+// piece. A worker runs several tasks at once where their bytes are too few for a launch each. Tasks are queued step by step: step i is queued when step i-width has landed. Enough tasks are then queued to
 // keep every worker busy, and few enough that another load's first layer does not wait for all of this load.
 type layered struct {
 	queue *Queue
@@ -34,8 +35,9 @@ type layered struct {
 }
 
 type layerStep struct {
-	left   int // tasks that have not ended
-	failed []int
+	left     int // tasks that have not ended
+	together int // tasks that a worker runs at once
+	failed   []int
 }
 
 type layerChunk struct {
@@ -65,12 +67,27 @@ func (q *Queue) loadLayers(j *fence, spec *LoadJob) *layered {
 	l.parts = partsOf(spec.Memory.Geometry(), l.order, min(q.engine.cfg.SlotBytes, gpuCopyBytes))
 	l.steps, l.chunks = make([]layerStep, len(l.parts)), make([]layerChunk, n)
 	for i := range l.steps {
-		l.steps[i].left = n
+		l.steps[i].left, l.steps[i].together = n, l.together(l.parts[i])
 	}
 	for i := range l.chunks { // a chunk with bad block ids fails before its first step
 		l.chunks[i].left, l.chunks[i].err = len(l.steps), CheckBlocks(spec.Memory, spec.Chunks[i].Blocks, true)
 	}
 	return l
+}
+
+// together returns how many tasks of a step a worker runs at once: as many as one launch has bytes for, if every worker
+// still has two.
+func (l *layered) together(part run) int {
+	if _, ok := l.spec.Memory.(*DeviceMemory); !ok {
+		return 1
+	}
+	g, bytes := l.spec.Memory.Geometry(), 1
+	for _, p := range g.Planes {
+		if slices.Contains(l.order[part.lo:part.hi], p.Layer) {
+			bytes += int(g.Blocks) * int(p.PageBytes)
+		}
+	}
+	return max(1, min(min(l.queue.engine.cfg.SlotBytes, gpuCopyBytes)/bytes, len(l.spec.Chunks)/(2*l.queue.engine.cfg.Threads)))
 }
 
 // begin queues the first steps.
@@ -109,10 +126,11 @@ func (l *layered) submitDue() {
 	l.submitting = true
 	g := l.spec.Memory.Geometry()
 	for l.due() {
+		n := l.steps[l.begun].together
 		l.begun++
 		l.mu.Unlock()
-		for range l.chunks {
-			if l.queue.workers.SubmitTo(l.lane, l.spec.Tenant, staging.Read, g.PageBytes()/int64(len(l.steps)), l.run) != nil {
+		for range (len(l.chunks) + n - 1) / n {
+			if l.queue.workers.SubmitTo(l.lane, l.spec.Tenant, staging.Read, int64(n)*g.PageBytes()/int64(len(l.steps)), l.run) != nil {
 				l.run() // the engine is closed; the task notices and ends
 			}
 		}
@@ -127,20 +145,48 @@ type layerTask struct {
 	step, index int
 	chunk       *layerChunk
 	loading     loading
+	waits       bool // for the copies that the bundle makes
 }
 
 // partOf implements [parted].
 func (t *layerTask) partOf(p *kv.Plan) []run { return t.runsOf(p)[t.step] }
 
-// run runs the next task: tasks start in the order in which they were queued.
+// run runs the next tasks: tasks start in the order in which they were queued.
 func (l *layered) run() {
 	l.mu.Lock()
-	t := &layerTask{layered: l, step: l.taken / len(l.chunks), index: l.taken % len(l.chunks)}
-	l.taken++
+	step, first := l.taken/len(l.chunks), l.taken%len(l.chunks)
+	n := min(l.steps[step].together, len(l.chunks)-first)
+	l.taken += n
+	l.mu.Unlock()
+	if n == 1 {
+		l.runTask(&layerTask{layered: l, step: step, index: first}, nil)
+		return
+	}
+	b := &bundle{memory: l.spec.Memory.(*DeviceMemory), fence: l.fence, engine: l.queue.engine}
+	tasks := make([]layerTask, n)
+	err := errPanicked // until all copies were made
+	defer func() {
+		for i := range tasks {
+			if t := &tasks[i]; t.waits {
+				t.over(cmp.Or(t.loading.late, err))
+			}
+		}
+	}()
+	for i := range tasks {
+		tasks[i] = layerTask{layered: l, step: step, index: first + i}
+		l.runTask(&tasks[i], b)
+	}
+	b.flush()
+	err = nil
+}
+
+func (l *layered) runTask(t *layerTask, b *bundle) {
+	l.mu.Lock()
 	t.chunk = &l.chunks[t.index]
 	err := t.chunk.err
 	l.mu.Unlock()
 	t.loading = loading{parts: t, pieceReader: newReader(l.queue, l.fence, l.spec, t.index)}
+	t.loading.bundle = b
 	if err != nil { // the chunk failed in an earlier step, or its blocks were bad
 		t.end(err)
 		return
@@ -205,8 +251,17 @@ func (t *layerTask) rest() {
 	}
 }
 
-// end records the task's result, reports the layers that it completed, and submits the steps that are now due.
+// end ends a task, unless its bundle has copies of it to make.
 func (t *layerTask) end(err error) {
+	if t.loading.bundled {
+		t.waits, t.loading.late = true, cmp.Or(t.loading.late, err)
+		return
+	}
+	t.over(err)
+}
+
+// over records the task's result, reports the layers that it completed, and submits the steps that are now due.
+func (t *layerTask) over(err error) {
 	t.queue.engine.release(t.loading.held, err)
 	l, c := t.layered, t.chunk
 	l.mu.Lock()

@@ -86,18 +86,24 @@ func (memoryRoute) load(l *loading) error {
 	return nil
 }
 
-// bring implements [source]: it verifies and scatters extents [lo, hi).
+// bring implements [source]: it verifies and scatters extents [lo, hi), or has the reader's bundle do that.
 func (s inMemory) bring(r *pieceReader, head *store.Head, lo, hi int) (last func() error, err error) {
 	if head.Compressed {
 		return nil, s.decode(r, head, lo, hi)
 	}
+	move := func(lo, hi int, mem []byte, base int64) error { return r.scatterFrom(mem, head, lo, hi, base) }
 	began := time.Now()
 	defer func() {
-		if err == nil {
+		if err == nil && r.bundle == nil {
 			staging.Moved(r.piece.File(), staging.Read, pageBytes(head.Plan.Extents()[lo:hi]), time.Since(began))
 		}
 	}()
-	move := func(lo, hi int, mem []byte, base int64) error { return r.scatterFrom(mem, head, lo, hi, base) }
+	if r.bundle != nil {
+		move = func(lo, hi int, mem []byte, base int64) error {
+			r.bundle.add(r, mem, head, lo, hi, base)
+			return nil
+		}
+	}
 	cross := func(x int) error {
 		extent := head.Plan.Extents()[x]
 		return r.engine.withSlot(func(slot []byte) error {

@@ -235,6 +235,10 @@ type pieceReader struct {
 	slot  []byte
 	buf   []byte // the part of the slot in use
 	pages []byte // the part for page bytes of a compressed piece
+
+	bundle  *bundle // makes the copies from memory, with those of other pieces; nil: the reader makes them itself
+	bundled bool    // the bundle has had copies of this piece
+	late    error   // the first error of a piece with copies in a bundle
 }
 
 func newReader(q *Queue, f *fence, l *LoadJob, i int) pieceReader {
@@ -320,12 +324,16 @@ func (r *pieceReader) scatter(head *store.Head, lo, hi int, base int64) error {
 	return err
 }
 
+func (r *pieceReader) extentRange(head *store.Head, lo, hi int, base int64) ExtentRange {
+	return ExtentRange{Plan: head.Plan, Lo: lo, Hi: hi, Unit: r.unit, Blocks: r.ids, Base: base, Table: head.Table}
+}
+
 func (r *pieceReader) scatterFrom(src []byte, head *store.Head, lo, hi int, base int64) error {
 	if !r.fence.enter() {
 		return ErrCancelled
 	}
 	defer r.fence.leave() // also when the copy panics: the fence must be able to close
-	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: hi, Unit: r.unit, Blocks: r.ids, Base: base, Table: head.Table}
+	x := r.extentRange(head, lo, hi, base)
 	defer observe(&r.engine.scatters, r.memory, x.extents(), time.Now())
 	return r.memory.Scatter(x, src)
 }

@@ -39,7 +39,7 @@ func (m *DeviceMemory) Gather(r ExtentRange, dst []byte) error {
 func (m *DeviceMemory) Scatter(r ExtentRange, src []byte) error {
 	verified := false
 	for range windowTries {
-		done, mismatch, err := m.scatterWindow(&r, src)
+		done, mismatch, err := m.scatterWindow([]part{{r: r, src: src}})
 		if done {
 			return err
 		}
@@ -60,23 +60,37 @@ func (m *DeviceMemory) Scatter(r ExtentRange, src []byte) error {
 	return m.move(m.hostBatch(gds.Scatter, src), &r)
 }
 
-// scatterWindow is Scatter through a window. When done, err is the result. Otherwise no byte reached a page, and
-// mismatch is the wrong checksum, if that is the reason.
-func (m *DeviceMemory) scatterWindow(r *ExtentRange, src []byte) (done bool, mismatch, err error) {
-	extents := r.extents()
-	if !m.fitsWindow(extents, r.Base) {
+// scatterParts is Scatter for several parts, which get the errors.
+func (m *DeviceMemory) scatterParts(parts []part) {
+	if len(parts) > 1 {
+		if done, _, err := m.scatterWindow(parts); done {
+			for i := range parts {
+				parts[i].err = err
+			}
+			return
+		}
+	}
+	for i := range parts {
+		parts[i].err = m.Scatter(parts[i].r, parts[i].src)
+	}
+}
+
+// scatterWindow is Scatter of all parts through one window. When done, err is the result. Otherwise no byte reached a
+// page, and mismatch is the wrong checksum, if that is the reason.
+func (m *DeviceMemory) scatterWindow(parts []part) (done bool, mismatch, err error) {
+	bytes, n := int64(0), 0
+	for i := range parts {
+		p := &parts[i]
+		from, to := p.window()
+		bytes, n = (bytes+partAlignment-1)&^(partAlignment-1)+to-from, n+p.r.Hi-p.r.Lo
+	}
+	if !m.gpu.FitsWindow(bytes, n) {
 		return false, nil, nil
 	}
-	from, to := extents[0].Off-r.Base, end(extents[len(extents)-1])-r.Base
 	lost := m.gpu.Do(func(t *gds.Thread) {
 		w := t.Window()
-		n := place(w, extents, r.Base)
-		copy(w.Expected, r.Table[r.Lo:r.Hi])
 		b := w.Begin(gds.Scatter, m.flag)
-		if err = w.Upload(&b, src[from:to], int(from), n); err == nil {
-			err = m.add(&b, r)
-		}
-		if err == nil {
+		if err = m.upload(w, &b, parts, n); err == nil {
 			err = b.Wait()
 		}
 		if err != nil {
@@ -86,8 +100,8 @@ func (m *DeviceMemory) scatterWindow(r *ExtentRange, src []byte) (done bool, mis
 		done = true
 		if x := w.Differs(n); x >= 0 { // and nothing was scattered
 			done = false
-			mismatch = fmt.Errorf("%w: extent %d has sum %016x in a window, the table says %016x",
-				kv.ErrChecksum, r.Lo+x, w.Sums[x], w.Expected[x])
+			mismatch = fmt.Errorf("%w: extent %d of a window of %d has sum %016x, the table says %016x",
+				kv.ErrChecksum, x, n, w.Sums[x], w.Expected[x])
 		}
 	})
 	if done {
@@ -100,6 +114,34 @@ func (m *DeviceMemory) scatterWindow(r *ExtentRange, src []byte) (done bool, mis
 	return done, nil, err
 }
 
+// upload starts to copy the parts to a window and to sum their n extents there, and adds their pages to the batch.
+func (m *DeviceMemory) upload(w *gds.Window, b *gds.Batch, parts []part, n int) error {
+	at, extents := int64(0), 0
+	for i := range parts {
+		p := &parts[i]
+		from, to := p.window()
+		p.base = p.r.extents()[0].Off - at
+		copy(w.Expected[extents:], p.r.Table[p.r.Lo:p.r.Hi])
+		extents += place(w.Extents[extents:], p.r.extents(), p.base)
+		sums := 0
+		if i == len(parts)-1 {
+			sums = n
+		}
+		if err := w.Upload(b, p.src[from:to], int(at), sums); err != nil {
+			return err
+		}
+		at = (at + to - from + partAlignment - 1) &^ (partAlignment - 1)
+	}
+	for i := range parts {
+		r := parts[i].r
+		r.Base = parts[i].base
+		if err := m.add(b, &r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // gatherWindow is Gather through a window. When done, err is the result.
 func (m *DeviceMemory) gatherWindow(r *ExtentRange, dst []byte) (done bool, err error) {
 	extents := r.extents()
@@ -108,7 +150,7 @@ func (m *DeviceMemory) gatherWindow(r *ExtentRange, dst []byte) (done bool, err 
 	}
 	lost := m.gpu.Do(func(t *gds.Thread) {
 		w := t.Window()
-		n := place(w, extents, r.Base)
+		n := place(w.Extents, extents, r.Base)
 		b := w.Begin(gds.Gather, m.flag)
 		if err = m.add(&b, r); err != nil {
 			return
@@ -129,9 +171,9 @@ func (m *DeviceMemory) fitsWindow(extents []kv.Extent, base int64) bool {
 }
 
 // place writes the places of the extents into a window's table, and returns their number.
-func place(w *gds.Window, extents []kv.Extent, base int64) int {
+func place(table []gds.Extent, extents []kv.Extent, base int64) int {
 	for i, e := range extents {
-		w.Extents[i] = gds.Extent{Offset: uint64(e.Off - base), Len: uint32(e.Len)}
+		table[i] = gds.Extent{Offset: uint64(e.Off - base), Len: uint32(e.Len)}
 	}
 	return len(extents)
 }
