@@ -148,7 +148,6 @@ func TestWrongInput(t *testing.T) {
 		{"misspelled command", []string{"srve"}, exitUsage, []string{`did you mean "serve"?`}},
 		{"no shell", []string{"completion"}, exitUsage, []string{"want one of bash, zsh, fish, powershell"}},
 		{"unknown shell", []string{"completion", "zzz"}, exitUsage, []string{`unknown command "zzz"; want one of bash, zsh, fish, powershell`, "completion --help"}},
-		{"levels without speeds", []string{"policy", "step", "--trace", trace, "--level", "0=5%", "m.wasm"}, exitUsage, []string{"such as --cost 0=50"}},
 		{"sim in two forms", []string{"sim", "--trace", trace, "--json", "--csv"}, exitUsage, []string{"--csv", "--json"}},
 		{"misspelled subcommand", []string{"policy", "lst"}, exitUsage, []string{`did you mean "list"?`}},
 		{"configuration as a command", []string{"foo.toml"}, exitUsage, []string{"--config foo.toml"}},
