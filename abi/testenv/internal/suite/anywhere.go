@@ -30,6 +30,7 @@ type cell struct {
 	flags       uintptr       // namespaces
 	busy        int           // loops that run at the same time
 	nice        int
+	warm        bool                // what tests build before they begin is in the caches
 	skew        time.Duration       // of the clock that the tests are compiled with
 	enter       func(p *plan) error // in the process, before the tests
 }
@@ -152,6 +153,17 @@ func (s *suite) plan(ctx context.Context, r *result, c cell) (p *plan, err error
 	for _, path := range p.Order {
 		if p.Binaries[path], err = s.compile(ctx, r, path, c.skew, p.Go["GOROOT"]); err != nil {
 			return nil, err
+		}
+		if !c.warm {
+			continue
+		}
+		// A TestMain may build, and a read-only cache takes nothing that it does not have.
+		cmd := exec.CommandContext(ctx, p.Binaries[path], "-test.run=^$")
+		cmd.Dir = filepath.Join(p.Checkout, path)
+		text, err := cmd.CombinedOutput()
+		r.used(cmd.ProcessState)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w\n%s", path, err, text)
 		}
 	}
 	if p.Binaries[converter], err = s.convert(ctx); err != nil {
