@@ -540,6 +540,9 @@ func (f *faulty) begin(fault string, round int) (end func()) {
 		f.link(0, "down")
 		return func() { f.link(0, "up") }
 	}
+	keys := own(0xdd, fault, round)
+	victim.player.number++
+	victim.player.play(victim.player.number, keys)
 	for _, name := range pieces(f.T, victim) {
 		file, err := os.OpenFile(name, os.O_RDWR, 0)
 		if os.IsNotExist(err) {
@@ -556,7 +559,34 @@ func (f *faulty) begin(fault string, round int) (end func()) {
 		testenv.OK(f.T, err)
 		testenv.OK(f.T, file.Close())
 	}
-	return func() {}
+	return func() { // the requests of the phase may all have been lent by others
+		reads := f.members[1].player
+		until(f.T, "damage that is found", func() bool {
+			if f.blamed() > 0 {
+				return true
+			}
+			reads.number++
+			_, _, err := reads.load(f.Context(), reads.number, keys)
+			testenv.OK(f.T, err)
+			return false
+		})
+	}
+}
+
+// own are the keys of a request that the first host alone stores, for one use.
+func own(use byte, fault string, round int) (keys []kv.Key) {
+	for n := range 8 {
+		keys = append(keys, kv.Key{byte(n), byte(round), use, fault[0]})
+	}
+	return keys
+}
+
+// blamed is how many pieces of the first host the others have found wrong.
+func (f *faulty) blamed() (n uint64) {
+	for _, m := range f.members[1:] {
+		n += f.peers(m)[f.members[0].addr].GetBlamed()
+	}
+	return n
 }
 
 // lent is what the others have read from the first host.
@@ -570,11 +600,7 @@ func (f *faulty) lent() (n uint64) {
 // lendsAgain stores a request at the first host that no other has, and loads it from another.
 func (f *faulty) lendsAgain(fault string, round int) {
 	f.Helper()
-	before := f.lent()
-	var keys []kv.Key
-	for n := range 8 {
-		keys = append(keys, kv.Key{byte(n), byte(round), 0xee, fault[0]})
-	}
+	before, keys := f.lent(), own(0xee, fault, round)
 	first, other := f.members[0], f.members[1]
 	first.player.number++
 	first.player.play(first.player.number, keys)
@@ -606,15 +632,14 @@ func (f *faulty) report(fault string, tally *testenv.Tally) {
 	if without.failed > 0 || without.remote == 0 {
 		f.Errorf("%s: %d loads failed and %d hits were remote without a fault, want none and some", fault, without.failed, without.remote)
 	}
-	var blamed uint64
 	for _, m := range f.members[1:] {
 		for at, p := range f.peers(m) {
 			if p.GetBlamed() > 0 && at != f.members[0].addr {
 				f.Errorf("%s blames %s, which has no fault", m.addr, at)
 			}
-			blamed += p.GetBlamed()
 		}
 	}
+	blamed := f.blamed()
 	if is := blamed > 0; is != (fault == "damaged") {
 		f.Errorf("%d pieces of a host that was %s were wrong", blamed, fault)
 	}
