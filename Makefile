@@ -229,7 +229,7 @@ hooks: ## switch the hooks of .github/hooks on in this clone
 tools: ## install the tools that check and generate need; names what it cannot install
 	@mkdir -p $(TOOLS)
 	GOBIN=$(TOOLS) $(GO) -C .ci/tools install -mod=readonly tool
-	@command -v protoc >/dev/null || echo 'missing: protoc (apt-get install protobuf-compiler)'
+	@protoc -o /dev/null google/protobuf/duration.proto 2>/dev/null || echo 'missing: protoc with its messages (apt-get install protobuf-compiler libprotobuf-dev)'
 
 clean: ## remove what make built
 	rm -rf bin .build .venv plugins/dist/*.wasm plugins/dist/*.wasm.zst
