@@ -9,10 +9,10 @@ import (
 )
 
 // bundle collects copies of small pieces from memory to a GPU's pages, and makes them in one launch. A launch and the
-// wait for its end take as long as the transfer of some hundred KiB, and a step of a layer-wise load has less of a piece
-// of one KV head.
+// wait for its end take as long as the transfer of some hundred KiB, and a step of a layer-wise load moves only about
+// that much of the piece of one KV head.
 //
-// Each copy stays verified for itself. If bytes of one are wrong, none was made, and all are made one by one.
+// If bytes of one copy are wrong, the launch makes none, and each is then verified and made by itself.
 type bundle struct {
 	memory *DeviceMemory
 	fence  *fence
@@ -37,14 +37,14 @@ func (p *part) window() (from, to int64) {
 	return extents[0].Off - p.r.Base, end(extents[len(extents)-1]) - p.r.Base
 }
 
-// partAlignment is that of parts in a window.
-const partAlignment = 256
+// aligned rounds the offset of a window up to the place of the next part.
+func aligned(n int64) int64 { return (n + 255) &^ 255 }
 
 // add adds the copy of extents [lo, hi) from src, which stays as it is until the copy was made.
 func (b *bundle) add(r *pieceReader, src []byte, head *store.Head, lo, hi int, base int64) {
 	p := part{r: r.extentRange(head, lo, hi, base), src: src, reader: r}
 	from, to := p.window()
-	size := (to - from + partAlignment - 1) &^ (partAlignment - 1)
+	size := aligned(to - from)
 	if !b.memory.gpu.FitsWindow(b.bytes+size, b.count+hi-lo) {
 		b.flush()
 	}

@@ -11,8 +11,9 @@ import (
 )
 
 // layered is a layer-wise load. A step is a few layers, the first layer always alone, and a task loads one step of one
-// piece. A worker runs several tasks at once where their bytes are too few for a launch each. Tasks are queued step by step: step i is queued when step i-width has landed. Enough tasks are then queued to
-// keep every worker busy, and few enough that another load's first layer does not wait for all of this load.
+// piece. A worker runs several tasks at once where their bytes are too few for a launch each. Tasks are queued step by
+// step: step i is queued when step i-width has landed. Enough tasks are then queued to keep every worker busy, and few
+// enough that another load's first layer does not wait for all of this load.
 type layered struct {
 	queue *Queue
 	fence *fence

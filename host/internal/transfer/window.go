@@ -82,7 +82,7 @@ func (m *DeviceMemory) scatterWindow(parts []part) (done bool, mismatch, err err
 	for i := range parts {
 		p := &parts[i]
 		from, to := p.window()
-		bytes, n = (bytes+partAlignment-1)&^(partAlignment-1)+to-from, n+p.r.Hi-p.r.Lo
+		bytes, n = aligned(bytes)+to-from, n+p.r.Hi-p.r.Lo
 	}
 	if !m.gpu.FitsWindow(bytes, n) {
 		return false, nil, nil
@@ -130,7 +130,7 @@ func (m *DeviceMemory) upload(w *gds.Window, b *gds.Batch, parts []part, n int) 
 		if err := w.Upload(b, p.src[from:to], int(at), sums); err != nil {
 			return err
 		}
-		at = (at + to - from + partAlignment - 1) &^ (partAlignment - 1)
+		at = aligned(at + to - from)
 	}
 	for i := range parts {
 		r := parts[i].r
