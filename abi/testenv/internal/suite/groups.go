@@ -18,12 +18,13 @@ const module = "github.com/kvhost/kvhost"
 // are compiled for all, which takes twenty times as long under the race detector.
 var processes = []string{"host/command", "examples/...", "cmd/..."}
 
-// single are packages in which code starts nothing and shares nothing. All that is neither here nor in processes is tested under the race
-// detector.
+// single are packages of which no test has two goroutines at work. The race detector sees what is shared of them in the tests of those
+// that use them. All that is neither here nor in processes is tested under it.
 var single = []string{
-	"abi/...", "plugins/...", "gds/internal/kernels", "host/kv", "host/internal/config", "host/internal/doctor", "host/internal/payload",
-	"host/internal/plain", "host/internal/policy/meter", "host/internal/policy/plugintest", "host/internal/proto/...", "host/internal/regular",
-	"host/internal/sim", "host/internal/store/index", "host/internal/store/pieceformat", "host/internal/trace",
+	"abi/...", "plugins/...", "gds/fileio", "gds/internal/kernels", "host/kv", "host/internal/codec", "host/internal/config", "host/internal/doctor",
+	"host/internal/drive", "host/internal/payload", "host/internal/plain", "host/internal/policy/meter", "host/internal/policy/plugintest",
+	"host/internal/proto/...", "host/internal/regular", "host/internal/sim", "host/internal/store/catalog", "host/internal/store/health",
+	"host/internal/store/index", "host/internal/store/pieceformat", "host/internal/store/shared", "host/internal/trace",
 }
 
 // longest begin first, so that no core waits for one of them in the end.
@@ -35,7 +36,7 @@ func groups() []group {
 		{name: "processes", holds: "real processes: the command, the examples", run: func(ctx context.Context, s *suite, r *result) {
 			s.goTest(ctx, r, goTest{}, in(processes))
 		}},
-		{name: "single", holds: "packages that share nothing between goroutines", run: func(ctx context.Context, s *suite, r *result) {
+		{name: "single", holds: "packages of which no test has two goroutines at work", run: func(ctx context.Context, s *suite, r *result) {
 			s.goTest(ctx, r, goTest{}, in(single))
 		}},
 		{name: "slow", holds: "what says that it is slow under the race detector, with the code's own checks (invariants)", run: slow},

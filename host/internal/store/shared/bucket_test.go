@@ -141,7 +141,6 @@ func TestTheEvictorsObjectIsRemoved(t *testing.T) {
 
 // TestDamagedObjects: an object that nobody can read, or that says what no host says, does not end the work of the others.
 func TestDamagedObjects(t *testing.T) {
-	testenv.Slow(t)
 	says := func(v any) []byte {
 		b, err := EncodeControl(v)
 		testenv.OK(t, err)

@@ -233,7 +233,6 @@ func (m *model) calm(fail func(format string, args ...any)) {
 
 // TestASeedReplays plays a history twice: what a host does depends on the seed only, so a failure can be replayed.
 func TestASeedReplays(t *testing.T) {
-	testenv.Slow(t)
 	first, count := max(1, *modelSeed), max(3, *modelSeeds)
 	for seed := first; seed < first+count; seed++ {
 		for _, c := range media {
@@ -253,7 +252,6 @@ func TestASeedReplays(t *testing.T) {
 // TestModel plays random histories of hosts that store, load, sleep and die between any two operations. In those of even
 // seeds operations on files fail now and then, and requests fail or have no answer.
 func TestModel(t *testing.T) {
-	testenv.Slow(t)
 	for _, c := range media {
 		t.Run(c.name, func(t *testing.T) {
 			tally := testenv.NewTally(t, "model-"+c.name)
