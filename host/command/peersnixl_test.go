@@ -74,8 +74,8 @@ func peerDiesInARead(t *testing.T, signal syscall.Signal, environment []string) 
 	}
 	logB, _, b := startNIXL(t, environment, "", fmt.Sprintf("hosts = %q", at))
 	b.putOwn(chunks)
-	awaitPeerGauge(t, logB, "kvhost_peer_entries", chunks)
-	awaitPeerGauge(t, logB, "kvhost_peer_nixl", 1)
+	awaitPeerGauge(t, logB, "kvhost_peer_entries", chunks, chunks)
+	awaitPeerGauge(t, logB, "kvhost_peer_nixl", 1, 1)
 	var keys []kv.Key
 	var wanted []client.LoadChunk
 	for n := range chunks {
@@ -119,7 +119,7 @@ func peerDiesInARead(t *testing.T, signal syscall.Signal, environment []string) 
 	}
 	testenv.OK(t, <-signalled)
 	if signal == syscall.SIGKILL {
-		awaitPeerGauge(t, logB, "kvhost_peer_here", 0)
+		awaitPeerGauge(t, logB, "kvhost_peer_here", 0, 0)
 		if n := b.Find(keys...).Hits(); n != 0 {
 			t.Errorf("%d hits of a host that was killed, want none", n)
 		}
@@ -174,7 +174,7 @@ func TestLiarsByNIXL(t *testing.T) {
 				liar.Has = append(liar.Has, kv.Fingerprint(hello.Namespace.Digest(), 0, killKey(n)))
 			}
 			logB, process, b := startNIXL(t, nil, "", fmt.Sprintf("hosts = \"%s,%s\"", at, liar.Serve(t, "127.0.0.1:0")))
-			awaitPeerGauge(t, logB, "kvhost_peer_nixl", 2)
+			awaitPeerGauge(t, logB, "kvhost_peer_nixl", 1, 2) // a liar with other metadata may never be read by NIXL
 			byNIXL := func() int64 { return gauge(t, httpAddress(t, logB), "kvhost_peer_nixl_bytes_total") }
 			misses, failures := 0, 0
 			// load says whether a chunk has come, and looks at what has.
@@ -251,12 +251,12 @@ func (p *killPeer) looksAt(t *testing.T, n int, failed bool) {
 	}
 }
 
-// awaitPeerGauge waits until the metric of a host's only peer has a value.
-func awaitPeerGauge(t *testing.T, logged func() string, name string, want int64) {
+// awaitPeerGauge waits until the metric of a host's peers has a value from least to most.
+func awaitPeerGauge(t *testing.T, logged func() string, name string, least, most int64) {
 	t.Helper()
 	address := httpAddress(t, logged)
 	got, there := int64(-1), false // it is there once the host has resolved its peers
-	testenv.Until(t, fmt.Sprintf("%s of %d", name, want), func() bool {
+	testenv.Until(t, fmt.Sprintf("%s from %d to %d", name, least, most), func() bool {
 		if !there {
 			r, err := http.Get("http://" + address + "/metrics")
 			testenv.OK(t, err)
@@ -266,6 +266,6 @@ func awaitPeerGauge(t *testing.T, logged func() string, name string, want int64)
 		} else {
 			got = gauge(t, address, name)
 		}
-		return got == want
+		return least <= got && got <= most
 	}, func() any { return got })
 }
