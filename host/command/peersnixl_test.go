@@ -198,6 +198,7 @@ func TestLiarsByNIXL(t *testing.T) {
 				}
 				return !failed
 			}
+			testenv.Until(t, "chunk that an honest peer gives by NIXL", func() bool { return load(0) && byNIXL() > 0 })
 			for range rounds {
 				for n := range chunks {
 					testenv.Until(t, fmt.Sprint("chunk ", n, " of an honest peer"), func() bool { return load(n) })
@@ -209,9 +210,6 @@ func TestLiarsByNIXL(t *testing.T) {
 			t.Logf("%d misses and %d loads failed beside %d, %d MiB by NIXL; %d lies", misses, failures, rounds*chunks, byNIXL()>>20, liar.Lies())
 			if failures > 10 {
 				t.Errorf("%d loads have failed, want the liar left alone within ten", failures)
-			}
-			if byNIXL() == 0 {
-				t.Error("nothing was read by NIXL")
 			}
 			testenv.OK(t, process.Signal(syscall.Signal(0)))
 			tally.Add(rounds*2*chunks, 0, 1)
