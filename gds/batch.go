@@ -2,6 +2,7 @@ package gds
 
 import (
 	"fmt"
+	"math"
 	"sync/atomic"
 	"unsafe"
 
@@ -138,6 +139,15 @@ func (b *Batch) Add(page uint64, offset, length int) error {
 func (b *Batch) AddRows(page uint64, offset, length int, row uint32, stride uint64) error {
 	if offset < 0 || length < 0 || offset > b.size-length {
 		return fmt.Errorf("%w: %d bytes at %d of a buffer of %d", ErrConfig, length, offset, b.size)
+	}
+	if stride > math.MaxUint32 { // the kernel has 32 bits for it
+		for ; length > int(row) && row > 0; length -= int(row) {
+			if err := b.AddRows(page, offset, int(row), 0, 0); err != nil {
+				return err
+			}
+			page, offset = page+stride, offset+int(row)
+		}
+		row, stride = 0, 0
 	}
 	if b.n == len(b.t.pieces) || b.n > 0 && (b.row != row || b.stride != stride) {
 		if err := b.Wait(); err != nil {

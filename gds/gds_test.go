@@ -240,6 +240,39 @@ func TestBatchMovesRows(t *testing.T) {
 	}
 }
 
+// Rows may be farther apart than 4 GiB.
+func TestBatchMovesDistantRows(t *testing.T) {
+	const row, rows, stride = 32, 3, 4<<30 + 64
+	for _, mode := range []Mode{Kernel, SingleCopy} {
+		g, _ := open(t, Config{Threads: 1, Copy: mode, Blocks: 8})
+		pages, flat := buffer(t, g, (rows-1)*stride+row), slot(t, g, rows*row, true)
+		move := func(dir Direction) func(*Thread) error {
+			return func(th *Thread) error {
+				b := th.Begin(dir, flat, nil)
+				if err := b.AddRows(pages.Address, 0, len(flat)-8, row, stride); err != nil {
+					return err
+				}
+				return b.Wait()
+			}
+		}
+		want := random(len(flat))
+		copy(flat, want)
+		on(t, g, move(Scatter))
+		for k := range rows {
+			got, n := make([]byte, row), min(row, len(flat)-8-k*row)
+			on(t, g, func(th *Thread) error { return th.Read(got, pages.Address+uint64(k*stride)) })
+			if !bytes.Equal(got[:n], want[k*row:][:n]) {
+				t.Errorf("%s: row %d is elsewhere", mode, k)
+			}
+		}
+		clear(flat)
+		on(t, g, move(Gather))
+		if n := len(flat) - 8; !bytes.Equal(flat[:n], want[:n]) {
+			t.Errorf("%s: other rows are gathered than were scattered", mode)
+		}
+	}
+}
+
 func TestBatchRefusesWhatIsOutsideItsBuffer(t *testing.T) {
 	g, _ := open(t, Config{Threads: 1})
 	flat := slot(t, g, 4096, true)

@@ -174,7 +174,7 @@ static int pages(void** params) {
   if (!known(pieces, n * 16ul) || !known((void*)cancel, 4) || !known(*(void**)params[5], 4) || !*(uint32_t*)params[6]) return 700;
   if (*(volatile uint32_t*)*(void**)params[5] == *(uint32_t*)params[6]) return 0; // the gate is shut
   uint32_t row = *(uint32_t*)params[7];
-  uint64_t stride = *(uint64_t*)params[8];
+  uint32_t stride = *(uint32_t*)params[8]; // as the kernel has it
   for (uint32_t i = 0; i < n && !*cancel; i++) {
     char *page = (char*)pieces[i].page, *flat = buffer + pieces[i].off;
     uint32_t left = pieces[i].len, each = row ? row : left;
