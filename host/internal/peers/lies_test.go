@@ -373,8 +373,10 @@ func TestQuestionsAtOnce(t *testing.T) {
 			t.Fatalf("it is left alone after %d questions of one time", n+1)
 		}
 	}
-	for range mostFailures - 1 {
-		r.peer.failed(asking, time.Now(), errors.New("late"))
+	for range mostFailures - 1 { // each begins before the last one of the others has failed
+		since := time.Now()
+		r.peer.failed(asking, time.Time{}, errors.New("late"))
+		r.peer.failed(asking, since, errors.New("late"))
 	}
 	if !r.peer.is(Alone) {
 		t.Errorf("it is %s after %d questions in a row without an answer, want it alone", r.peer.owner.Stats()[0].State, mostFailures)

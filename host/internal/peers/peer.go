@@ -328,10 +328,11 @@ func (x *peer) failed(at deed, since time.Time, err error) {
 	}
 	x.count.failures.Add(1)
 	x.mu.Lock()
-	if at == reading || since.After(x.failedAt) {
+	switch {
+	case at == reading:
 		x.failures[at]++
-	}
-	if at == asking {
+	case since.After(x.failedAt): // a failure that is not counted must not move the time, or questions that overlap would never count
+		x.failures[at]++
 		x.failedAt = time.Now()
 	}
 	over := (x.failures[at] >= mostFailures || errors.Is(err, errSilent)) && x.state == Here
