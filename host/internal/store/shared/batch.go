@@ -2,6 +2,7 @@ package shared
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 )
@@ -37,6 +38,9 @@ func decodeVictims(b []byte) (list []Victim, err error) {
 		r, n, err := DecodeRecord(b)
 		if err != nil {
 			return nil, err
+		}
+		if len(list) == maxBatch {
+			return nil, fmt.Errorf("%w: a batch of more than %d victims", ErrDamaged, maxBatch)
 		}
 		b = b[n:]
 		list = append(list, r.Victim())

@@ -69,6 +69,7 @@ func (b *bucket) follow(each func(r *Record)) (all bool, err error) {
 			if err := b.read(&part[i], each); err != nil {
 				return false, err
 			}
+			part[i] = request{} // its records would be kept until the last is read
 		}
 	}
 	if b.evictor != nil {

@@ -2,6 +2,7 @@ package shared
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -113,6 +115,63 @@ func TestLogsInParts(t *testing.T) {
 			t.Errorf("%d records are not logged", len(s.c.outbox.records))
 		}
 	})
+}
+
+// manyLogs are the objects of a member with logs of that many records each.
+type manyLogs struct {
+	Objects
+	records int
+}
+
+func (o manyLogs) Get(string, string, int64) ([]byte, string, error) {
+	list := make([]Record, o.records)
+	for n := range list {
+		list[n] = Record{Op: Published, Bytes: 1, Key: modelKey(n)}
+	}
+	return encodeLog(0, list), "version", nil
+}
+
+// TestLogsAreNotKept: of many logs, few are in memory at once.
+func TestLogsAreNotKept(t *testing.T) {
+	const logs, records = 20 * logsInMemory, 1000
+	m, err := New(Config{Objects: manyLogs{records: records}, Host: "a", Capacity: 1, Lapse: modelLapse, Unique: func() uint64 { return 1 },
+		Now: func() time.Duration { return time.Hour }}, nil)
+	testenv.OK(t, err)
+	b := m.medium.(*bucket)
+	m.name, m.peers, b.readings = "a.1", map[string]*peer{}, map[string]*reading{}
+	m.peer("long.1")
+	b.reading("long.1").Log = logs
+	live := func() uint64 {
+		var s runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&s)
+		return s.HeapAlloc
+	}
+	read, most, before := 0, uint64(0), live()
+	_, err = b.follow(func(*Record) {
+		if read++; read%(logsInMemory*records) == 0 {
+			most = max(most, live())
+		}
+	})
+	if err != nil || read != logs*records {
+		t.Fatalf("%d records were read, want %d: %v", read, logs*records, err)
+	}
+	if has, one := most-min(most, before), uint64(records*unsafe.Sizeof(Record{})); has > 4*logsInMemory*one {
+		t.Errorf("%d bytes are in memory while logs are read, %d times what one has", has, has/one)
+	}
+}
+
+// TestLongBatches: a batch of more victims than an evictor proposes is damaged. A veto has no index for them.
+func TestLongBatches(t *testing.T) {
+	for victims, want := range map[int]error{maxBatch: nil, maxBatch + 1: ErrDamaged} {
+		var b []byte
+		for n := range victims {
+			b = (&Record{Op: Published, Bytes: 1, Key: modelKey(n), Pieces: 1}).Append(b)
+		}
+		if _, err := decodeVictims(b); !errors.Is(err, want) {
+			t.Errorf("a batch of %d victims: %v, want %v", victims, err, want)
+		}
+	}
 }
 
 // TestOpenBatches: the evictor proposes no victims while members have not applied as many batches as their statuses have room for.
