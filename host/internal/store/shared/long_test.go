@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -230,6 +231,38 @@ func TestMadeUpHosts(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSlowFailures: a host that is gone and of which nothing can be removed, slowly, does not keep the evictor from another one.
+func TestSlowFailures(t *testing.T) {
+	byHand(t, func(s *hands) {
+		for n := range 3 {
+			s.dirs[fmt.Sprintf("/r/%s/hosts/made%d.1", Dir, n)] = true
+		}
+		temp := "/made0.1/t/temp"
+		s.dirs["/r/"+Dir+"/hosts/made0.1/t"] = true
+		s.files["/r/"+Dir+"/hosts"+temp] = &inode{ino: 1 << 40, links: 1}
+		s.broken[s.a] = func(name string) error {
+			if !strings.HasSuffix(name, temp) {
+				return nil
+			}
+			s.Now += modelLapse / 8
+			return syscall.EIO
+		}
+		for steps := 0; s.a.peers["made1.1"] != nil || s.a.peers["made2.1"] != nil || steps < 2; steps++ {
+			if s.Now += modelPoll; steps > 150 {
+				t.Fatalf("after %d steps, hosts are left after one that fails: %v", steps, slices.Sorted(maps.Keys(s.a.peers)))
+			}
+			for _, n := range []*node{s.a, s.b, s.c} {
+				if err := n.Step(); err != nil && n != s.a { // the evictor's step fails by the one
+					t.Fatalf("%s, step %d: %v", n.name, steps, err)
+				}
+			}
+		}
+		if s.a.peers["made0.1"] == nil {
+			t.Error("the one that fails is forgotten")
+		}
+	})
 }
 
 // TestMadeUpWishes: grants to however many hosts that want some do not hold up a step either.

@@ -20,6 +20,8 @@ type term struct {
 	outside  int64
 	room     int64 // free bytes at the time when the term knew all entries, which bound the credit of inherited accounts; -1 before
 
+	admitNext, removeNext string // where admit and removeGone go on; they begin with it
+
 	counted          bool
 	removed, givenUp uint64
 }
@@ -109,15 +111,24 @@ func (t *term) phase() (over func() bool) {
 	}
 }
 
+// namesFrom returns the names of all accounts, and begins with the given one. A member that takes the time of its part in each step
+// delays the others by one step, not for good.
+func (t *term) namesFrom(name string) []string {
+	list := slices.Sorted(maps.Keys(t.accounts))
+	i, _ := slices.BinarySearch(list, name)
+	return slices.Concat(list[i:], list[:i])
+}
+
 // admit gives grants to members that have joined, and expels members that are silent or gone.
 func (t *term) admit(now time.Duration) (failed error) {
 	m, over := t.m, t.phase()
 	for name := range m.peers {
 		t.account(name)
 	}
-	for _, name := range slices.Sorted(maps.Keys(t.accounts)) {
+	for _, name := range t.namesFrom(t.admitNext) {
 		a, p := t.accounts[name], m.peer(name)
 		if over() {
+			t.admitNext = name
 			break
 		}
 		var err error
@@ -143,12 +154,13 @@ func (t *term) removeGone(now time.Duration) (failed error) {
 	for _, b := range t.batches {
 		forgotten[b.forget] = true
 	}
-	for _, name := range slices.Sorted(maps.Keys(t.accounts)) {
+	for _, name := range t.namesFrom(t.removeNext) {
 		a := t.accounts[name]
 		if !a.gone || forgotten[name] {
 			continue
 		}
 		if over() {
+			t.removeNext = name
 			break
 		}
 		if !a.sealed {
