@@ -620,8 +620,8 @@ func (q *silence) pass() {
 	q.timer.Reset(q.step)
 }
 
-// heard records that bytes have come.
-func (q *silence) heard() { q.steps.Store(0) }
+// heard records that bytes have come. The step in which they come is not counted, as it may end at once.
+func (q *silence) heard() { q.steps.Store(-1) }
 
 func (q *silence) end() {
 	q.mu.Lock()
