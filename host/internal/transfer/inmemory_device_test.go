@@ -3,8 +3,11 @@ package transfer
 import (
 	"bytes"
 	"errors"
+	"maps"
 	"os"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -210,5 +213,50 @@ func TestCancelOfSharedLaunches(t *testing.T) {
 	}
 	for n, ids := range to {
 		testenv.NoError(t, r.holds(n, ids, true))
+	}
+}
+
+// panicking is a route that panics on one of the loads that it is asked for.
+type panicking struct {
+	route
+	asked *atomic.Int32
+}
+
+func (p panicking) load(l *loading) error {
+	if p.asked.Add(1) == 3 {
+		panic("a test")
+	}
+	return p.route.load(l)
+}
+
+// A load ends where a piece that shares a launch has panicked, and only pieces of that launch fail.
+func TestPanicAmongSharedLaunches(t *testing.T) {
+	const chunks, together = 48, 6
+	r, _ := newMemoryRig(t, kv.Uniform(2, 6, 1, 2048), 2*chunks)
+	var stored []StoreChunk
+	all := make([]int, chunks)
+	for n, ids := range r.shuffled(chunks) {
+		all[n], stored = n, append(stored, r.put(n, ids))
+	}
+	r.mustStore(stored...)
+	r.poison()
+	asked, to := new(atomic.Int32), r.shuffled(chunks)
+	for i, way := range r.engine.routes {
+		if _, ok := way.(memoryRoute); ok {
+			r.engine.routes[i] = panicking{way, asked}
+		}
+	}
+	out := r.loadTo(r.queue, r.memory, all, to, &Layers{})
+	failed := map[int]bool{}
+	for _, f := range out.Failed {
+		if failed[f.Chunk] = true; !errors.Is(f.Err, errPanicked) {
+			t.Errorf("chunk %d: %v, want %v", f.Chunk, f.Err, errPanicked)
+		}
+	}
+	if len(failed) == 0 || len(failed) > together {
+		t.Errorf("chunks %v failed, want some of %d", slices.Sorted(maps.Keys(failed)), together)
+	}
+	for n, ids := range to {
+		testenv.NoError(t, r.holds(n, ids, failed[n]))
 	}
 }

@@ -160,22 +160,25 @@ func (l *layered) run() {
 	l.taken += n
 	l.mu.Unlock()
 	if n == 1 {
-		l.runTask(&layerTask{layered: l, step: step, index: first}, nil)
+		l.runTask(&layerTask{layered: l, step: step, index: first, chunk: &l.chunks[first]}, nil)
 		return
 	}
 	b := &bundle{memory: l.spec.Memory.(*DeviceMemory), fence: l.fence, engine: l.queue.engine}
 	tasks := make([]layerTask, n)
-	err := errPanicked // until all copies were made
+	for i := range tasks {
+		tasks[i] = layerTask{layered: l, step: step, index: first + i, chunk: &l.chunks[first+i]}
+	}
+	begun, err := 0, errPanicked // until all copies were made
 	defer func() {
 		for i := range tasks {
-			if t := &tasks[i]; t.waits {
+			if t := &tasks[i]; i >= begun || t.waits {
 				t.over(cmp.Or(t.loading.late, err))
 			}
 		}
 	}()
-	for i := range tasks {
-		tasks[i] = layerTask{layered: l, step: step, index: first + i}
-		l.runTask(&tasks[i], b)
+	for begun < n {
+		begun++
+		l.runTask(&tasks[begun-1], b)
 	}
 	b.flush()
 	err = nil
@@ -183,7 +186,6 @@ func (l *layered) run() {
 
 func (l *layered) runTask(t *layerTask, b *bundle) {
 	l.mu.Lock()
-	t.chunk = &l.chunks[t.index]
 	err := t.chunk.err
 	l.mu.Unlock()
 	t.loading = loading{parts: t, pieceReader: newReader(l.queue, l.fence, l.spec, t.index)}
