@@ -11,7 +11,8 @@ import (
 
 // Queue lets the members of a crowd through to something that few of them may use at a time. Of those that wait, the next is the
 // one that has used it least: start-time fair queuing. So a member that needs little hardly waits for those that always ask for
-// more, however many they are. The zero value lets one through at a time.
+// more, however many they are. One that has waited longest is next after mostPassed turns of others for each that waits, since
+// others may have used nothing because they come under new names. The zero value lets one through at a time.
 type Queue struct {
 	Most int // users at a time; 0 means 1
 
@@ -26,6 +27,9 @@ type Queue struct {
 // mostAway is about how many members are remembered that neither use the queue nor wait.
 const mostAway = 1 << 10
 
+// mostPassed is large enough for members with uses that are several times as long as those of others.
+const mostPassed = 8
+
 // member is what a member has used. A member that comes has used no less than the latest user, but for a moment by which it is
 // before all that have used as much.
 type member struct {
@@ -36,7 +40,8 @@ type member struct {
 // turn is a wait of a member.
 type turn struct {
 	*member
-	comes chan struct{} // closed when the member is let through
+	comes  chan struct{} // closed when the member is let through
+	passed int           // turns of others while it waited longest
 }
 
 // Enter waits until a member is let through. If it returns nil, Leave must follow.
@@ -49,7 +54,7 @@ func (q *Queue) Enter(ctx context.Context, who string) error {
 		q.mu.Unlock()
 		return nil
 	}
-	x := &turn{m, make(chan struct{})}
+	x := &turn{member: m, comes: make(chan struct{})}
 	q.waiting = append(q.waiting, x)
 	q.mu.Unlock()
 	select {
@@ -81,6 +86,11 @@ func (q *Queue) Leave(who string, took time.Duration) {
 	switch {
 	case len(q.waiting) > 0:
 		next := slices.MinFunc(q.waiting, func(a, b *turn) int { return cmp.Compare(a.used, b.used) })
+		if first := q.waiting[0]; first != next {
+			if first.passed++; first.passed > mostPassed*len(q.waiting) {
+				next = first
+			}
+		}
 		i := slices.Index(q.waiting, next)
 		q.waiting = slices.Delete(q.waiting, i, i+1)
 		q.begin(next.member)

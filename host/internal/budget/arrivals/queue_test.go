@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,6 +55,40 @@ func TestQueue(t *testing.T) {
 			if d < 230*time.Millisecond || d > 260*time.Millisecond {
 				t.Errorf("member %d has had %s of 4 s, want about a sixteenth of what the seldom one has left", n, d)
 			}
+		}
+	})
+}
+
+// TestQueueOfNewNames: a member that has used the queue is let through among others that come under a new name each time.
+func TestQueueOfNewNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const others, turns = 5, 2000
+		var q Queue
+		had := 0
+		var over atomic.Bool
+		var work sync.WaitGroup
+		work.Go(func() {
+			for !over.Load() {
+				testenv.OK(t, q.Enter(t.Context(), "old"))
+				time.Sleep(time.Millisecond)
+				had++
+				q.Leave("old", time.Millisecond)
+			}
+		})
+		for n := range others {
+			work.Go(func() {
+				for k := range turns / others {
+					name := fmt.Sprint(n, " ", k)
+					testenv.OK(t, q.Enter(t.Context(), name))
+					time.Sleep(time.Millisecond)
+					q.Leave(name, time.Millisecond)
+				}
+				over.Store(true)
+			})
+		}
+		work.Wait()
+		if want := turns / (mostPassed*(others+1) + 1); had < want {
+			t.Errorf("it has had %d turns among %d of new names, want at least %d", had, turns, want)
 		}
 	})
 }
