@@ -10,7 +10,7 @@ import (
 
 // Control files, which are objects in a bucket, contain a checksum followed by JSON. Each has one writer at a time.
 
-// The following sizes are the largest that are read, as a whole, of what other hosts have written.
+// A file or an object of another host is read up to these sizes. A longer one is damaged.
 const (
 	allStatuses  = 32 << 20 // of all members together: see mostStatus
 	mostRecord   = 4 << 20  // the evictor's object: a grant of each member, and the decisions of mostBatches batches
