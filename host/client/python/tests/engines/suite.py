@@ -13,6 +13,7 @@ import time
 import xml.etree.ElementTree as xml
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,16 +101,42 @@ def run(waiting: list[File], most: int) -> Iterator[File]:
             yield f
 
 
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A zygote, and a folder for all temporary files. Engines that are killed leave files there, and shared memory: 4 GB in a run.
+    Both are removed, but for memory that another process on the machine uses."""
+    shared = Path("/dev/shm")
+    there = set(os.listdir(shared))
+    with tempfile.TemporaryDirectory(prefix="kv-", ignore_cleanup_errors=True) as name:  # a socket's path is short
+        os.environ["TMPDIR"] = name
+        os.environ["KVHOST_ZYGOTE"] = zygote.start()
+        try:
+            yield Path(name)
+        finally:
+            zygote.end()
+    used = set(mapped(shared))
+    for file in (shared / new for new in set(os.listdir(shared)) - there):
+        if file.is_file() and str(file) not in used and file.stat().st_uid == os.getuid():
+            file.unlink()
+
+
+def mapped(folder: Path) -> Iterator[str]:
+    """The files of a folder that processes have in their memory."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or it is another user's
+            for line in (process / "maps").read_text().splitlines():
+                if (at := line.find(f" {folder}/")) >= 0:
+                    yield line[at + 1 :]
+
+
 def again(failed: Sequence[str]) -> list[str]:
     """Those of the tests that fail alone, too. Both results are printed."""
     still = []
-    with tempfile.TemporaryDirectory(prefix="kvhost-suite-") as name:
-        os.environ["KVHOST_ZYGOTE"] = zygote.start()
-        for f in run(files([str(HERE / t.partition(": ")[0]) for t in failed], Path(name)), 1):
+    with scratch() as folder:
+        for f in run(files([str(HERE / t.partition(": ")[0]) for t in failed], folder), 1):
             if f.failed:
                 print(f.log.read_text(errors="replace"))
             still += f.failed
-    zygote.end()
     for t in failed:
         print(f"FAILED among others, and {'alone' if t in still else 'passed alone'}: {t}")
     return still
@@ -117,14 +144,12 @@ def again(failed: Sequence[str]) -> list[str]:
 
 def main(tests: Sequence[str]) -> int:
     began, done = time.monotonic(), []
-    with tempfile.TemporaryDirectory(prefix="kvhost-suite-") as name:
-        os.environ["KVHOST_ZYGOTE"] = zygote.start()
-        for f in run(files(tests, Path(name)), 1 + len(os.sched_getaffinity(0))):
+    with scratch() as folder:
+        for f in run(files(tests, folder), 1 + len(os.sched_getaffinity(0))):
             done.append(f)
             if f.failed:
                 print(f.log.read_text(errors="replace"))
             print(f"{f.path.name}: {f.passed} passed, {len(f.failed)} failed, {len(f.skipped)} skipped", flush=True)
-    zygote.end()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"\n{'':32}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>8}")
     for f in sorted(done, key=lambda f: -f.seconds):
