@@ -538,3 +538,32 @@ func TestScanMeetsAnOrphan(t *testing.T) {
 	f.checkUsed()
 	equal(t, "Used", r.Account.Figures().Used, 0)
 }
+
+// TestPlanOfAnotherGeometry has a piece that names the plan of another namespace. The root keeps that plan, and it has as many
+// bytes, blocks and extents: its pages alone are of other sizes.
+func TestPlanOfAnotherGeometry(t *testing.T) {
+	f := newFixture(t, 6, 1)
+	f.mustPut(0)
+	other := testNamespace(1)
+	other.Model = "test/other"
+	other.Groups[0].Geometry.Planes[0].PageBytes, other.Groups[0].Geometry.Planes[1].PageBytes = 500, 1500
+	space, err := f.store.Namespace(t.Context(), other)
+	must(t, err)
+	mine := f.space
+	f.space = space
+	f.mustPut(1)
+	f.space = mine
+
+	name := f.pieceFile(0, 0)
+	image, err := os.ReadFile(name)
+	must(t, err)
+	h, err := pieceformat.DecodeHeader(image)
+	must(t, err)
+	h.Plan = space.Plan(0).Digest()
+	noError(t, h.Fits(space.Plan(0)))
+	h.Encode(image)
+	put(t, name, image)
+	if err := f.load(0); !errors.Is(err, pieceformat.ErrWrongPiece) {
+		t.Errorf("a piece under another geometry's plan is loaded with %v, want ErrWrongPiece", err)
+	}
+}
