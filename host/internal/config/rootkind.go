@@ -6,8 +6,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/s3fs"
 )
 
-// RootKind is the kind of place that holds a root's pieces. Its methods are the properties that follow from the kind, so that
-// other packages need not compare kinds.
+// RootKind is the kind of place that holds a root's pieces. Its methods are the properties that follow from the kind.
 type RootKind int
 
 const (
@@ -35,8 +34,8 @@ func (r Root) Kind() RootKind {
 }
 
 // HasDirectory reports whether the root is a directory of the operating system, which other programs may use as well.
-// Such a root has an absolute path. It can be measured, mounted and shared, contains directories in addition to pieces,
-// and its files have descriptors.
+// Such a root has an absolute path. It can be measured and mounted, contains directories in addition to pieces, and its
+// files have descriptors.
 func (k RootKind) HasDirectory() bool { return k == Directory }
 
 // TakesMemory reports whether the root's capacity is memory of this machine, which does not change while the host runs.

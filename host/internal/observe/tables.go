@@ -207,7 +207,7 @@ func Tables(before, now *proto.StatusResponse) []Table {
 	}
 }
 
-// mostLevels is larger than the number of levels of any host.
+// mostLevels is the largest number of levels of a host.
 const mostLevels = 8
 
 // levelsOf returns the levels of a host, or none if it has a single level.
