@@ -134,8 +134,9 @@ func (b *Batch) Add(page uint64, offset, length int) error {
 	return b.AddRows(page, offset, length, 0, 0)
 }
 
-// AddRows adds a piece of rows. They have row bytes each, except for the last one, which may have fewer, and lie side by
-// side in the buffer and stride bytes apart from address page on. Pieces of equal rows share a launch.
+// AddRows adds a piece of rows of row bytes each. The last row may have fewer. In the buffer the rows are adjacent. In
+// device memory the first begins at address page, and each next one stride bytes later. Pieces of equal rows share a
+// launch.
 func (b *Batch) AddRows(page uint64, offset, length int, row uint32, stride uint64) error {
 	if offset < 0 || length < 0 || offset > b.size-length {
 		return fmt.Errorf("%w: %d bytes at %d of a buffer of %d", ErrConfig, length, offset, b.size)

@@ -54,7 +54,7 @@ type File interface {
 	// second call proves nothing.
 	Datasync() error
 	Stat() (Info, error)
-	// Name returns the name that opened it.
+	// Name returns the name with which the file was opened.
 	Name() string
 	// Direct reports whether I/O bypasses the page cache. If so, address, length and offset must be multiples of
 	// [Align].

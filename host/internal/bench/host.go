@@ -33,7 +33,7 @@ type hostProcess struct {
 	socket  string
 	process *exec.Cmd
 	stop    context.CancelFunc
-	ended   chan struct{} // closed at the end of its log
+	ended   chan struct{} // closed when the log of the process ends
 
 	mu    sync.Mutex
 	seen  map[string]bool // messages in its log

@@ -11,7 +11,7 @@ type Shape struct {
 	Name, Title string
 	DType       string // type of its values, one of package payload's
 	Geometry    kv.Geometry
-	Heads       drive.Heads // layout by which pages are stored; empty means unchanged
+	Heads       drive.Heads // layout of a page, for storing it in units; without units, pages are stored whole
 }
 
 // Shapes are geometries of real models, with chunks of 32, 17 and 16 MiB.

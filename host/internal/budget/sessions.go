@@ -58,8 +58,8 @@ func (b *Sessions) Closed(log *slog.Logger, err error) {
 	}
 }
 
-// Figures returns the state of all budgets, each with at most the given number of holders. The memory of connections is
-// included in the memory.
+// Figures returns the state of all budgets, each with at most the given number of holders. The budget of memory includes the
+// memory of connections.
 func (b *Sessions) Figures(most int) []Figures {
 	memory, arriving := b.Memory.Figures(most), b.Arriving.Figures(most)
 	memory.Own = max(0, memory.Own-arriving.Limit)

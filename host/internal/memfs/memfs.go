@@ -98,7 +98,7 @@ func (f *FS) Close() error {
 
 // Stats is the state of a file system's memory.
 type Stats struct {
-	Wanted int64         // bytes
+	Wanted int64         // bytes to allocate in all
 	Ready  int64         // bytes that are allocated, and page-locked if there are pinners
 	Used   int64         // bytes of files
 	Pages  staging.Pages // kind of pages

@@ -130,7 +130,7 @@ func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Policy, 
 	return r, nil
 }
 
-// count adds up what the levels counted.
+// count adds up the figures of the levels.
 func (r *LevelResult) count(h *host, g *LevelGrid) {
 	stats := h.store.Stats()
 	r.Refused, r.Hits = h.refused, h.hits

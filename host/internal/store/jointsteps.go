@@ -79,7 +79,7 @@ type pendingEviction struct {
 	entry    bool            // Eviction belongs to an entry of the index, which is leaving
 	batch    bool            // the entry is in the journal
 	orphaned int64           // bytes in the account in addition to the entry's
-	learned  map[string]bool // files found since then; their bytes are in orphaned or belong to the entry
+	learned  map[string]bool // files found after the eviction began; their bytes are in orphaned or belong to the entry
 }
 
 func (d *pendingEviction) learn(rel string) {

@@ -61,7 +61,8 @@ func (i image) part(from, to int64) image {
 // of 1.22 both times.
 const elementOnGPU = 2
 
-// byGPU encodes extents from lo into buf and returns the end of those. The end is lo if the GPU does not code them.
+// byGPU encodes extents from lo on into buf. It returns the index after the last encoded extent, which is lo if the GPU
+// codes none.
 func (c *compressedWriter) byGPU(lo int) (hi int, err error) {
 	if !hasCoder(c.task.memory) {
 		return lo, nil

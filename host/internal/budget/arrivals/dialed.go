@@ -26,7 +26,7 @@ type Dialed struct {
 	free    int // frames that are not charged
 }
 
-// Dial charges what arrives on a connection to the server as its sender.
+// Dial returns the client's end of a connection. Frames that arrive are charged to the server, which sends them.
 func Dial(c net.Conn, effort *Effort, server Sender) *Dialed {
 	d := &Dialed{Conn: c, effort: effort, sender: server, out: frames{skip: preface}}
 	d.lasts, d.ends = context.WithCancel(context.Background())

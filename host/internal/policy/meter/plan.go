@@ -67,7 +67,7 @@ type frame struct {
 	region int
 	base   int   // the region at its beginning
 	loop   int   // the dispatch loop's region
-	bound  bool  // a segment of a dispatch loop begins after its end
+	bound  bool  // a segment of a dispatch loop begins at the block's end
 	head   bool  // the jump leads to its end
 	from   []int // regions that branch to its end, without the jump
 	ended  bool  // the code before does not continue here: it branched, returned or trapped

@@ -8,8 +8,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/meter"
 )
 
-// Scan is a module's sections, read before compilation, and their interpretation by a host. [Scan.Compilable] leaves
-// custom sections out, so that no decoder sees them.
+// Scan holds the sections of a module that is not compiled yet. Its methods interpret them for this host.
+// [Scan.Compilable] leaves custom sections out, so that no decoder sees them.
 type Scan struct {
 	*meter.Module
 	manifest []byte

@@ -32,7 +32,7 @@ func nanotime() int64 { return int64(time.Since(epoch)) }
 // timing is a call in progress. With weight 0 it is not timed.
 type timing struct{ start, weight int64 }
 
-// Begin counts a call with the given records, or [Setup], and starts to time it.
+// Begin counts a call and starts to time it. records is the number of the call's records, or [Setup].
 func (u *Usage) Begin(records int) timing {
 	calls := u.Calls.Add(1)
 	if records > 0 {

@@ -11,10 +11,10 @@ import (
 // requested for the second time, which makes it likely that they will be used again. When the budget is used up, nothing is
 // admitted.
 //
-// Bytes are charged when they are reserved, and refunded if they are not written. The count survives restarts. The file is kept
-// ahead of the count: it is durably raised before the count exceeds it. After a crash the count is therefore too high and never
-// too low. Only if the file cannot be written does the root continue without it. Setting the clock back by more than a day
-// begins a new day.
+// Bytes are charged when they are reserved, and refunded if they are not written. The count survives restarts in a file. The
+// number in the file is raised durably before the count exceeds it. After a crash the count is therefore too high and never too
+// low. If the file cannot be written, the root continues without it. Setting the clock back by more than a day begins a new
+// day.
 type Budget struct {
 	daily atomic.Int64 // bytes a day; 0 means no limit
 	now   func() time.Time

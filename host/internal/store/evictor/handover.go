@@ -15,9 +15,9 @@ import (
 type Method uint8
 
 const (
-	// Replayed means that it was told every entry in the order of the last touch.
+	// Replayed means that the policy got every entry as an event, in the order of the last touch.
 	Replayed Method = iota
-	// Loaded means that it took over the state of its predecessor.
+	// Loaded means that the policy took over the state of its predecessor.
 	Loaded
 )
 
@@ -50,8 +50,8 @@ func (v *Evictor) HoldHandovers(ctx context.Context) error { return v.handover.A
 // AllowHandovers ends HoldHandovers.
 func (v *Evictor) AllowHandovers() { v.handover.Release(1) }
 
-// Prepare starts a policy next to the active one, from, and tells it about all entries. If there is no error, the caller must
-// call Finish or Abandon. Like all methods of a handover, it takes the lock.
+// Prepare starts a new policy, to, and tells it about all entries. The active policy, from, stays active. If there is no error,
+// the caller must call Finish or Abandon. Like all methods of a handover, Prepare takes the lock.
 func (v *Evictor) Prepare(ctx context.Context, to, from *Policy) (*Handover, error) {
 	return PrepareSize(ctx, v, to, from, nil)
 }

@@ -300,7 +300,7 @@ func (c *check) finish() {
 	r.Plans = len(c.plans)
 }
 
-// file checks a file that is not a temporary, and takes it out if it is bad.
+// file checks a file that is not a temporary. If it is bad, a repair takes it out of the root.
 func (c *check) file(ctx context.Context, rel string, buf []byte) {
 	v, err := c.settled(ctx, rel, buf)
 	c.progress(v.read)

@@ -173,7 +173,8 @@ func (d *Directory) lockStands() error {
 	return nil
 }
 
-// Readable returns an error if the lock file cannot be read. It stands for all files of the root that this host has written.
+// Readable returns an error if the lock file cannot be read. The lock file stands for all files of the root that this host has
+// written.
 func (d *Directory) Readable() error { return ReadThrough(d.monitor.bare, d.lock, 1) }
 
 // ReadThrough reads a file up to a number of bytes, and discards them.

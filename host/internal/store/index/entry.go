@@ -91,7 +91,8 @@ func (e *Entry) Pins() uint8 { return e.pins }
 // class determines the namespace, the group and the layout plan.
 type Owner struct{ Class, Tenant uint16 }
 
-// ownerTable numbers owners. A number is never freed, since the number of an ended class is soon that of another class.
+// ownerTable numbers owners. It frees no number: a new class soon gets the number of an ended one, and the owner is then in use
+// again.
 type ownerTable struct {
 	list []Owner
 	ids  map[Owner]uint32

@@ -18,7 +18,7 @@ type Index struct {
 	byKey          table
 	families       families
 	pieceSets      pieceSets
-	wide           map[uint32]uint64 // present pieces of entries with a set that has no number
+	wide           map[uint32]uint64 // present pieces of entries for which pieceSets has no number
 	large          map[uint32]uint32 // sizes that do not fit Entry.units
 	pinned         map[uint32]uint32 // pins beyond the maximum of Entry.pins
 	held           uint32            // number of entries with pins

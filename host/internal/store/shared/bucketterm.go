@@ -64,7 +64,7 @@ func (b *bucket) begin() {
 	m.audits.reset()
 }
 
-// wrote notes when the evictor's object was written. No other host is elected for a while.
+// wrote records the time of the last write of the evictor's object. For a while afterwards no other host is elected.
 func (b *bucket) wrote(at time.Duration) {
 	b.wroteAt = at
 	b.m.term.until = at + b.m.cfg.Lapse/2

@@ -570,8 +570,8 @@ func (s *suite) directAlignment() {
 	}
 }
 
-// SumTree describes everything in a directory: names, kinds, modes, names of links, and bytes. Whether something was read
-// shows where times of access are kept.
+// SumTree describes everything in a directory: names, kinds, modes, owners, times of modification, sizes, and content. It
+// does not show reads.
 func SumTree(t testing.TB, dir string) string {
 	t.Helper()
 	var b strings.Builder

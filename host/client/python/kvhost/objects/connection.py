@@ -30,7 +30,7 @@ _ALIGN = 4096
 
 
 def stride(kind: Kind) -> int:
-    """Returns the bytes of an object in an arena: its pages, one after the other."""
+    """Returns the bytes that an object takes in an arena: its pages, one after the other, and the rest to ``_ALIGN``."""
     return -(-kind.object_bytes // _ALIGN) * _ALIGN
 
 
