@@ -15,7 +15,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -24,6 +23,7 @@ type Ask struct {
 	lookup  store.LookupRequest
 	leading bool // the lookup needs a prefix: keys after the first missing one have no use
 	peers   []question
+	fs      *FS // of the borrowed entries
 }
 
 // question is the request to one peer.
@@ -72,7 +72,7 @@ func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool
 			if p.reads.behind() > longestWait/2 { // reads from peers are near the bandwidth limit
 				return nil
 			}
-			a, has = &Ask{lookup: *q, leading: leading}, also
+			a, has = &Ask{lookup: *q, leading: leading, fs: p.fs}, also
 			a.lookup.Keys = nil
 		}
 		if has&also == 0 {
@@ -116,39 +116,6 @@ func (a *Ask) add(p *Peers, has uint64, run []kv.Key) bool {
 		has &^= 1 << list
 	}
 	return false
-}
-
-// rests reports whether the peer is not asked for now because its last answers brought nothing.
-func (x *peer) rests() bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.vain >= mostVain && time.Now().Before(x.again)
-}
-
-// answered records whether a request brought entries. A peer that is busy again and again, or that promises entries it does not
-// have, costs each lookup a round trip. Such a peer is asked less and less often.
-func (x *peer) answered(some, busy bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	switch {
-	case some:
-		x.vain, x.rest = 0, 0
-		return
-	case busy:
-		x.vain += mostVain / 4
-	default:
-		x.vain++
-	}
-	if x.vain >= mostVain {
-		x.rest = min(max(firstRest, 2*x.rest), longestRest)
-		x.again = time.Now().Add(x.rest)
-	}
-}
-
-func (x *peer) isApart(namespace kv.Digest, group uint32) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.apart[apartKey{namespace, group}]
 }
 
 // busy returns the lists of the peers that were busy during Run, as a bitmap.
@@ -263,7 +230,7 @@ func (a *question) borrow(ctx context.Context, since time.Time) (n int, err erro
 	}
 	printer := class.Printer
 	lent.Name = func(entry int, rank uint32, bytes int64, name string) {
-		p.fs.add(name, &piece{loan: l, entry: index[entry], print: printer.Print(&a.keys[index[entry]]), rank: rank, bytes: bytes})
+		a.fs.add(name, &piece{loan: l, entry: index[entry], print: printer.Print(&a.keys[index[entry]]), rank: rank, bytes: bytes})
 	}
 	l.lasts, l.due, l.ends = lasts, since.Add(min(unused, lasts/2)), since.Add(lasts)
 	marks, err := p.store.Borrow(lent)
@@ -278,11 +245,6 @@ func (a *question) borrow(ctx context.Context, since time.Time) (n int, err erro
 		x.giveBack()
 	}
 	return len(index), err
-}
-
-// soundSize reports whether n is a possible size of a piece's file.
-func soundSize(n uint64, class *catalog.Class) bool {
-	return n > pageBytes && n%pageBytes == 0 && class != nil && n <= uint64(class.Bound())
 }
 
 // strike removes the promises of keys that the peer did not lend from the table.

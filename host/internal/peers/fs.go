@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -35,18 +36,6 @@ type FS struct {
 	mu     sync.RWMutex
 	pieces map[string]*piece
 	number uint64
-}
-
-// piece is a borrowed file.
-type piece struct {
-	loan  *loan
-	entry uint32
-	print uint64 // fingerprint of the entry; 0 if the piece was offered by a peer
-	rank  uint32
-	bytes int64
-	ino   uint64
-
-	placed atomic.Pointer[spot] // address in the lender's memory; nil if unknown
 }
 
 func newFS() (*FS, error) {
@@ -118,10 +107,6 @@ func (f *FS) Statfs(name string) (staging.Space, error) {
 	return s, err
 }
 
-func (p *piece) info(dev uint64) staging.Info {
-	return staging.Info{Size: p.bytes, Allocated: p.bytes, Dev: dev, Ino: p.ino, Links: 1, Owner: uint32(os.Geteuid()), Mode: 0o400}
-}
-
 // file is an open piece.
 type file struct {
 	name  string
@@ -180,3 +165,8 @@ func (f *file) Datasync() error                    { return f.check("fdatasync")
 func (f *file) Direct() bool                       { return false }
 func (f *file) Fd() uintptr                        { return staging.NoFd }
 func (f *file) Name() string                       { return f.name }
+
+// soundSize reports whether n is a possible size of a piece's file.
+func soundSize(n uint64, class *catalog.Class) bool {
+	return n > pageBytes && n%pageBytes == 0 && class != nil && n <= uint64(class.Bound())
+}

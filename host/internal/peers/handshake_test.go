@@ -90,7 +90,7 @@ func TestLongHandshakes(t *testing.T) {
 			cert, key := filed(t, own)
 			l := newLenderWith(t, Config{Cert: cert, Key: key, CA: ca, effort: &arrivals.Effort{Part: 0.05}})
 			since := time.Now()
-			line, err := tls.Dial("tcp", l.owner.Addr(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{chain}})
+			line, err := tls.Dial("tcp", l.peers.Addr(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{chain}})
 			if err == nil { // of TLS 1.3, the client learns of its refusal when it reads
 				_, err = line.Read(make([]byte, 1))
 				_ = line.Close() // the host may have closed it

@@ -38,6 +38,7 @@ import (
 // lender is a host that lends one entry.
 type lender struct {
 	service
+	peers *Peers
 	ask   *proto.LeaseRequest
 	store *store.Store
 	disk  *faultfs.FS
@@ -89,7 +90,7 @@ func newLenderOf(t *testing.T, c Config, of store.Config, roots ...int64) *lende
 	l.put(1)
 	digest, k := ns.Digest(), key(1)
 	l.ask = &proto.LeaseRequest{NamespaceDigest: digest[:], Keys: k[:], Ranks: 1, Leading: true, Time: durationpb.New(time.Minute)}
-	l.service = service{lending: p.lending}
+	l.service, l.peers = service{p.lending, &p.offers}, p
 	return l
 }
 
@@ -323,9 +324,9 @@ func TestListsOfOne(t *testing.T) {
 	l := newLender(t)
 	l.asks.most = 1
 	client := func(n int) proto.PeerServiceClient {
-		c, err := grpc.NewClient("passthrough:///"+l.owner.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		c, err := grpc.NewClient("passthrough:///"+l.peers.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-				return dialFrom(t, fmt.Sprint("127.0.0.", n), l.owner.Addr()), nil
+				return dialFrom(t, fmt.Sprint("127.0.0.", n), l.peers.Addr()), nil
 			}))
 		testenv.OK(t, err)
 		t.Cleanup(func() { testenv.NoError(t, c.Close()) })

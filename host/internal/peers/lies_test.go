@@ -379,6 +379,6 @@ func TestQuestionsAtOnce(t *testing.T) {
 		r.peer.failed(asking, since, errors.New("late"))
 	}
 	if !r.peer.is(Alone) {
-		t.Errorf("it is %s after %d questions in a row without an answer, want it alone", r.peer.owner.Stats()[0].State, mostFailures)
+		t.Errorf("it is %s after %d questions in a row without an answer, want it alone", r.peers.Stats()[0].State, mostFailures)
 	}
 }

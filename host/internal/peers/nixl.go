@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/gds/nixl"
@@ -149,18 +148,16 @@ func (w *nixlWay) forget(r *remote) {
 }
 
 // prove starts a test read in the background, unless the result is known, a test is under way, or it is too early for another.
-func (w *nixlWay) prove(x *peer) {
+func (w *nixlWay) prove(ctx context.Context, work *sync.WaitGroup, name string, client proto.PeerServiceClient) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	r := w.remotes[x.agent()]
+	r := w.remotes[name]
 	if r == nil || r.proven || r.proving || r.reads > 0 || time.Now().Before(r.until) {
 		return
 	}
-	if client, err := x.client(false); err == nil {
-		r.proving = true
-		metadata := r.metadata
-		x.owner.work.Go(func() { w.proveBy(x.run, client, r, metadata) })
-	}
+	r.proving = true
+	metadata := r.metadata
+	work.Go(func() { w.proveBy(ctx, client, r, metadata) })
 }
 
 func (w *nixlWay) proveBy(ctx context.Context, client proto.PeerServiceClient, r *remote, metadata []byte) {
@@ -382,65 +379,6 @@ func from(parts []nixl.Part, off, n int64) (list []nixl.Part) {
 	return list
 }
 
-// readByNIXL reads bytes of a piece. If did is false, nothing was read and the caller fetches the bytes by gRPC.
-func (p *piece) readByNIXL(ctx context.Context, dst []byte, off int64, heard func()) (did bool, err error) {
-	x := p.loan.peer
-	w := x.owner.nixl
-	if w == nil || !w.agent.Has(dst) || x.left(p.loan) < x.owner.cfg.Budget {
-		return false, nil
-	}
-	r, has := w.begin(ctx, x.agent())
-	if r == nil {
-		if has {
-			x.count.fallbacks.Add(1)
-		}
-		return false, nil
-	}
-	kept := false // hold has taken over the places
-	defer func() {
-		if !kept {
-			w.end(r)
-		}
-		if !did {
-			x.count.fallbacks.Add(1)
-		}
-	}()
-	for all := int64(len(dst)); len(dst) > 0; {
-		parts, slot, err := p.place(ctx, off, int64(len(dst)))
-		if err != nil {
-			if code := status.Code(err); code != codes.ResourceExhausted && code != codes.NotFound && ctx.Err() == nil {
-				w.doubt(r, err)
-			}
-			return ctx.Err() != nil, err
-		}
-		heard()
-		n := int64(0)
-		for i := range parts {
-			n += parts[i].Bytes
-		}
-		read, err := w.agent.Read(dst[:n], r.name, parts)
-		if err != nil { // the peer has unregistered the memory, or the connection is broken; the READ has not begun
-			w.doubt(r, err)
-			return false, err
-		}
-		if err := await(ctx, read); err != nil {
-			if x.run.Err() == nil {
-				w.doubt(r, err)
-			}
-			kept = true
-			return true, w.hold(r, read, err)
-		}
-		heard()
-		if slot != 0 {
-			x.spend(slot)
-		}
-		if dst, off = dst[n:], off+n; len(dst) == 0 {
-			x.count.nixl.Add(uint64(all))
-		}
-	}
-	return true, nil
-}
-
 // await polls a READ until it ends. On transports where the processor copies the bytes, the polling does the copying.
 func await(ctx context.Context, read *nixl.Read) error {
 	for n := 0; ; n++ {
@@ -458,40 +396,6 @@ func await(ctx context.Context, read *nixl.Read) error {
 	}
 }
 
-// place returns the address of bytes in the peer's memory. If they are in a slot, it may cover only the first of them.
-func (p *piece) place(ctx context.Context, off, n int64) (parts []nixl.Part, slot uint64, err error) {
-	if at := p.placed.Load(); at != nil && at.left.Add(-n) >= 0 {
-		return from(at.parts, off, n), 0, nil
-	}
-	x := p.loan.peer
-	client, err := x.client(true)
-	if err != nil {
-		return nil, 0, err
-	}
-	m, err := client.Place(ctx, &proto.PlaceRequest{Lease: p.loan.lease, Index: p.entry, Rank: p.rank, Offset: uint64(off), Bytes: uint64(n),
-		Done: x.spent()})
-	if err != nil {
-		return nil, 0, err
-	}
-	most := n
-	if m.GetSlot() == 0 {
-		most = p.bytes
-	}
-	parts, sum, err := partsOf(m, most)
-	switch {
-	case err != nil:
-		return nil, 0, err
-	case m.GetSlot() != 0:
-		return parts, m.GetSlot(), nil
-	case sum != p.bytes:
-		return nil, 0, fmt.Errorf("%w: a place of %d bytes for a piece of %d", ErrMessage, sum, p.bytes)
-	}
-	at := &spot{parts: parts}
-	at.left.Store(p.bytes - n)
-	p.placed.Store(at)
-	return from(parts, off, n), 0, nil
-}
-
 // partsOf returns the parts of an answer and their sum. It refuses more than most bytes.
 func partsOf(m *proto.PlaceResponse, most int64) (parts []nixl.Part, sum int64, err error) {
 	for _, p := range m.GetParts() {
@@ -504,31 +408,6 @@ func partsOf(m *proto.PlaceResponse, most int64) (parts []nixl.Part, sum int64, 
 		return nil, 0, fmt.Errorf("%w: a place of nothing", ErrMessage)
 	}
 	return parts, sum, nil
-}
-
-// agent returns the name of the peer's NIXL agent, or an empty string if it has none.
-func (x *peer) agent() string {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.host == [16]byte{} {
-		return ""
-	}
-	return hex.EncodeToString(x.host[:])
-}
-
-// spend notes a slot of the peer that this host has finished reading.
-func (x *peer) spend(slot uint64) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.slots = append(x.slots, slot)
-}
-
-// spent takes the noted slots, to tell the peer.
-func (x *peer) spent() (list []uint64) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	list, x.slots = x.slots, nil
-	return list
 }
 
 // pinner registers memory with the agent. A failure is only logged: peers read that memory by gRPC.
@@ -546,13 +425,4 @@ func (p pinner) Unregister(mem []byte) error {
 		return nil
 	}
 	return p.agent.Unregister(mem)
-}
-
-// Pinners returns the registrations for memory that holds pieces or receives them. It is empty without NIXL. They never return
-// an error for a registration.
-func (p *Peers) Pinners() []staging.Pinner {
-	if p == nil || p.nixl == nil {
-		return nil
-	}
-	return []staging.Pinner{pinner{p.nixl}}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -23,23 +24,21 @@ import (
 
 const (
 	offerTime = 5 * time.Second // deadline of an offer; the peer has half of it to answer
-	mostTakes = 8               // offers that this host takes at once
 )
 
-// turnover returns the time in which this host replaces its content, in milliseconds, as announced to peers. It is 0 if this
-// host takes no offers.
-func (p *Peers) turnover() uint64 {
-	if p.lending != nil {
-		if t := p.store.Turnover(); t > 0 {
-			return uint64(t.Milliseconds()) + 1
-		}
-	}
-	return 0
+// offers gives entries that are evicted here to a peer, and takes those that peers offer.
+type offers struct {
+	from     *borrowing
+	to       *lending // nil if this host lends nothing; then it makes no offers and takes none
+	fs       *FS
+	taker    atomic.Pointer[peer] // peer that gets the offers of entries evicted here, or nil
+	turn     int                  // alternates between takers with the same turnover; used by choose only
+	patience time.Duration        // deadline of an offer
 }
 
-// chooseTaker chooses the peer that gets the offers of entries evicted here.
-func (p *Peers) chooseTaker(list []*peer) {
-	own := p.turnover()
+// choose chooses the peer that gets the offers of entries evicted here.
+func (o *offers) choose(list []*peer) {
+	own := o.to.turnover()
 	if own == 0 {
 		return
 	}
@@ -49,23 +48,20 @@ func (p *Peers) chooseTaker(list []*peer) {
 			turnovers[i] = time.Duration(x.turnover.Load())
 		}
 	}
-	p.turn++
+	o.turn++
 	var taker *peer
-	if n := policy.Taker(turnoverOf(own), turnovers, p.turn); n >= 0 {
+	if n := policy.Taker(turnoverOf(own), turnovers, o.turn); n >= 0 {
 		taker = list[n]
 	}
-	p.taker.Store(taker)
+	o.taker.Store(taker)
 }
 
-// Copies implements [store.Lender].
-func (p *Peers) Copies(fp uint64) int { return bits.OnesCount64(p.table.at(fp) & p.usable.Load()) }
-
 // Takes implements [store.Lender].
-func (p *Peers) Takes() bool { return p.taker.Load() != nil }
+func (o *offers) Takes() bool { return o.taker.Load() != nil }
 
 // Offer implements [store.Lender].
-func (p *Peers) Offer(ctx context.Context, o *store.Offer) error {
-	x := p.taker.Load()
+func (o *offers) Offer(ctx context.Context, evicted *store.Offer) error {
+	x := o.taker.Load()
 	if x == nil {
 		return moves.ErrRefused
 	}
@@ -73,19 +69,19 @@ func (p *Peers) Offer(ctx context.Context, o *store.Offer) error {
 	if err != nil {
 		return err
 	}
-	q := &proto.OfferRequest{Host: p.self[:], NamespaceDigest: o.Namespace[:], Group: o.Group, Key: o.Key[:], Ranks: o.Ranks, Tenant: o.Tenant}
-	for rank := range entries.Ranks(o.Ranks) {
-		n, err := o.Lease.Size(0, rank)
+	q := &proto.OfferRequest{Host: o.from.self[:], NamespaceDigest: evicted.Namespace[:], Group: evicted.Group, Key: evicted.Key[:], Ranks: evicted.Ranks, Tenant: evicted.Tenant}
+	for rank := range entries.Ranks(evicted.Ranks) {
+		n, err := evicted.Lease.Size(0, rank)
 		if err != nil {
 			return err
 		}
 		q.Bytes = append(q.Bytes, uint64(n))
 	}
 	given := ctx
-	ctx, stop := context.WithTimeout(ctx, p.patience)
+	ctx, stop := context.WithTimeout(ctx, o.patience)
 	defer stop()
-	q.Lease = p.lending.hold(o.Lease, caller{}, 0, p.patience)
-	defer p.lending.end(func(l *lent) bool { return l.Lease == o.Lease })
+	q.Lease = o.to.hold(evicted.Lease, caller{}, 0, o.patience)
+	defer o.to.end(func(l *lent) bool { return l.Lease == evicted.Lease })
 	x.count.offers.Add(1)
 	since := time.Now()
 	r, err := client.Offer(ctx, q)
@@ -102,14 +98,14 @@ func (p *Peers) Offer(ctx context.Context, o *store.Offer) error {
 	return nil
 }
 
-// Offer implements [proto.PeerServiceServer].
-func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.OfferResponse, error) {
-	if len(q.GetHost()) != len(s.owner.self) || len(q.GetNamespaceDigest()) != len(kv.Digest{}) || len(q.GetKey()) != kv.KeyBytes ||
+// take answers an offer.
+func (o *offers) take(ctx context.Context, q *proto.OfferRequest) (*proto.OfferResponse, error) {
+	if len(q.GetHost()) != len(o.from.self) || len(q.GetNamespaceDigest()) != len(kv.Digest{}) || len(q.GetKey()) != kv.KeyBytes ||
 		q.GetRanks() == 0 || len(q.GetBytes()) != bits.OnesCount64(q.GetRanks()) {
 		return nil, status.Error(codes.InvalidArgument, "an offer without a host, namespace, key or pieces of the right length")
 	}
 	entry := store.LentEntry{Key: kv.Key(q.GetKey())}
-	class := s.owner.store.ClassOf(kv.Digest(q.GetNamespaceDigest()), q.GetGroup())
+	class := o.from.store.ClassOf(kv.Digest(q.GetNamespaceDigest()), q.GetGroup())
 	if class == nil { // no engine of this host has used the namespace
 		return &proto.OfferResponse{}, nil
 	}
@@ -119,35 +115,22 @@ func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.Offer
 		}
 		entry.Bytes = append(entry.Bytes, int64(n))
 	}
-	who := s.owner.callerOf(ctx)
-	if !s.shares.take(who, takes, 1) {
+	who := o.from.callerOf(ctx)
+	if !o.to.shares.take(who, takes, 1) {
 		return nil, status.Error(codes.ResourceExhausted, "it takes as much as it may")
 	}
-	defer s.shares.give(who, takes, 1)
-	x := s.owner.named([16]byte(q.GetHost()))
-	if x == nil || s.owner.turnover() == 0 {
+	defer o.to.shares.give(who, takes, 1)
+	x := o.from.named([16]byte(q.GetHost()))
+	if x == nil || o.to.turnover() == 0 {
 		return &proto.OfferResponse{}, nil
 	}
 	l := &loan{peer: x, lease: q.GetLease(), namespace: kv.Digest(q.GetNamespaceDigest()), group: q.GetGroup()}
 	l.hearsay = addressOf(ctx) != hostOf(x.addr)
-	ctx, stop := context.WithTimeout(ctx, s.owner.patience/2) // the peer takes a host that does not answer for dead
+	ctx, stop := context.WithTimeout(ctx, o.patience/2) // the peer takes a host that does not answer for dead
 	defer stop()
-	took := s.owner.store.Take(ctx, l.namespace, &store.Loan{Group: l.group, Tenant: q.GetTenant(), Ranks: q.GetRanks(),
+	took := o.from.store.Take(ctx, l.namespace, &store.Loan{Group: l.group, Tenant: q.GetTenant(), Ranks: q.GetRanks(),
 		Entries: []store.LentEntry{entry}, Name: func(_ int, rank uint32, bytes int64, name string) {
-			s.owner.fs.add(name, &piece{loan: l, rank: rank, bytes: bytes})
+			o.fs.add(name, &piece{loan: l, rank: rank, bytes: bytes})
 		}})
 	return &proto.OfferResponse{Taken: took}, nil
-}
-
-// named returns the peer with a host id, or nil if it is not connected. A host draws a new id at each start.
-func (p *Peers) named(host [16]byte) *peer {
-	for _, x := range p.all() {
-		x.mu.Lock()
-		is := x.host == host && x.state == Here
-		x.mu.Unlock()
-		if is {
-			return x
-		}
-	}
-	return nil
 }

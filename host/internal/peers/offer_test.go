@@ -97,7 +97,7 @@ func TestNoOffers(t *testing.T) {
 	if s := r.peers.Stats()[0]; s.Offers != 0 || s.Turnover != 0 || r.peers.Takes() {
 		t.Errorf("%+v, want no offer to a host that takes none", s)
 	}
-	if r.peers.turnover() == 0 {
+	if r.peers.lending.turnover() == 0 {
 		t.Error("this host says that it takes no offers")
 	}
 }
@@ -120,7 +120,7 @@ func (r *rig) offered(ctx context.Context, change ...func(*proto.OfferRequest)) 
 	for _, c := range change {
 		c(q)
 	}
-	return service{lending: r.peers.lending}.Offer(ctx, q)
+	return service{r.peers.lending, &r.peers.offers}.Offer(ctx, q)
 }
 
 // byPeer is the context of a call from where the fake answers.

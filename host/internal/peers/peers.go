@@ -7,114 +7,68 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
-	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
-
-	"google.golang.org/grpc"
 
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/staging"
 )
 
-// Config configures the exchange with peers.
-type Config struct {
-	Hosts         []string // host:port of the peers; a name may have several addresses, and this host's own address is skipped
-	Listen        string   // address to lend on; empty if this host lends nothing
-	Cert, Key, CA string   // PEM files; if they are empty, connections have no TLS and only loopback addresses are allowed
-
-	Deadline  time.Duration // longest wait of a lookup for leases
-	Bandwidth int64         // most bytes a second that are sent, and as many that are read; 0 means no limit
-	LeaseTime time.Duration // time of a lease that a local lookup takes; 0 means a minute
-	// Budget is the longest time for one read; 0 means 12 s. It should be less than the limit for file operations, so that a
-	// slow peer is not taken for a hanging file system.
-	Budget time.Duration
-	Memory int64  // most bytes that callers may make this host hold: see [Memory]
-	NIXL   string // argument of [nixl.Open]; empty if all bytes go by gRPC
-	Dry    bool   // New only checks that it could listen on Listen
-	Log    *slog.Logger
-
-	effort *arrivals.Effort // for tests; nil: that of [arrivals.NewEffort]
-}
-
-const (
-	resolveEvery = time.Minute
-	tidyEvery    = 250 * time.Millisecond
-)
+const resolveEvery = time.Minute
 
 // Peers is this host's connection to all its peers: it borrows from them and lends to them. A nil *Peers is
 // valid and has no peers. It is safe for concurrent use.
 type Peers struct {
-	cfg      Config
-	id       *identity
-	self     [16]byte
-	fs       *FS
-	table    Table
-	usable   atomic.Uint64        // bitmap of the lists that Promise considers
-	taker    atomic.Pointer[peer] // peer that gets the offers of entries evicted here, or nil
-	turn     int                  // alternates between takers with the same turnover; used by tidy only
-	patience time.Duration        // deadline of an offer
-	of       [lists]atomic.Pointer[peer]
-	store    *store.Store
+	borrowing
+	offers
+	lending  *lending     // nil until Start, and if this host lends nothing
 	listener net.Listener // nil if this host lends nothing
-	lending  *lending
-	pause    time.Duration    // first pause of a peer that is left alone
-	nixl     *nixlWay         // nil if all bytes go by gRPC
-	reads    pace             // limits the bytes read from all peers
-	effort   *arrivals.Effort // limits the processors' time for what each caller sends, and each called peer's list and frames of no call
+	fs       *FS
 
-	addresses atomic.Pointer[map[string]bool] // addresses of the configured hosts
-
-	run  context.Context
-	stop context.CancelFunc
-	work sync.WaitGroup
-
-	mu    sync.Mutex
-	peers map[string]*peer // by address
-	lost  map[string]error // configured names that do not resolve, with the reason
+	lost map[string]error // configured names that do not resolve, with the reason; guarded by the lock of the peers
 }
 
 // New starts to listen. It does not connect to any peer: see [Peers.Start].
 func New(cfg Config) (*Peers, error) {
-	p := &Peers{cfg: cfg, peers: map[string]*peer{}, lost: map[string]error{}, pause: firstPause, patience: offerTime,
-		reads: pace{rate: float64(cfg.Bandwidth)}, effort: cmp.Or(cfg.effort, arrivals.NewEffort())}
-	if p.cfg.Log == nil {
-		p.cfg.Log = slog.New(slog.DiscardHandler)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	p.cfg.LeaseTime, p.cfg.Budget = cmp.Or(cfg.LeaseTime, time.Minute), cmp.Or(cfg.Budget, 12*time.Second)
-	if _, err := rand.Read(p.self[:]); err != nil {
+	cfg.LeaseTime, cfg.Budget = cmp.Or(cfg.LeaseTime, time.Minute), cmp.Or(cfg.Budget, 12*time.Second)
+	h := &host{cfg: cfg, effort: cmp.Or(cfg.effort, arrivals.NewEffort())}
+	if _, err := rand.Read(h.self[:]); err != nil {
 		return nil, err
 	}
 	var err error
-	if p.id, err = newIdentity(cfg.Cert, cfg.Key, cfg.CA, p.cfg.Log); err != nil {
+	if h.id, err = newIdentity(cfg.Cert, cfg.Key, cfg.CA, cfg.Log); err != nil {
 		return nil, err
 	}
+	p := &Peers{borrowing: borrowing{host: h, peers: map[string]*peer{}, pause: firstPause, reads: pace{rate: float64(cfg.Bandwidth)}},
+		lost: map[string]error{}}
 	if p.fs, err = newFS(); err != nil {
 		return nil, err
 	}
-	p.run, p.stop = context.WithCancel(context.Background())
+	p.offers = offers{from: &p.borrowing, fs: p.fs, patience: offerTime}
+	h.run, h.stop = context.WithCancel(context.Background())
 	if cfg.NIXL != "" {
 		var err error
-		if p.nixl, err = newWay(cfg.NIXL, p.self, p.cfg.Log); err != nil {
-			p.cfg.Log.Warn("peers are read by gRPC alone", "setting", "peers.nixl", "error", err)
+		if h.nixl, err = newWay(cfg.NIXL, h.self, cfg.Log); err != nil {
+			cfg.Log.Warn("peers are read by gRPC alone", "setting", "peers.nixl", "error", err)
 		}
 	}
 	if cfg.Listen != "" {
 		if p.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
 			err = fmt.Errorf("%w: %w", ErrListen, err)
-		} else if p.id == nil && !isLoopback(p.listener.Addr().String()) {
+		} else if h.id == nil && !isLoopback(p.listener.Addr().String()) {
 			err = errors.Join(fmt.Errorf("%w: %w: peers.listen %s", ErrConfig, ErrPlaintext, cfg.Listen), p.listener.Close())
 		}
 		if err == nil && cfg.Dry {
 			err, p.listener = p.listener.Close(), nil
 		}
 		if err != nil {
-			return nil, errors.Join(err, p.nixl.close(), p.fs.Close())
+			return nil, errors.Join(err, h.nixl.close(), p.fs.Close())
 		}
 	}
 	return p, nil
@@ -149,7 +103,9 @@ func (p *Peers) Root(level int) store.RootConfig {
 func (p *Peers) Start(s *store.Store) {
 	p.store = s
 	if p.listener != nil {
-		p.lending = newLending(p)
+		p.lending = newLending(p.host)
+		p.offers.to = p.lending
+		proto.RegisterPeerServiceServer(p.lending.grpc, service{p.lending, &p.offers})
 		p.work.Go(func() { p.lending.serve(p.listener) })
 	}
 	p.work.Go(func() { p.resolve() })
@@ -234,7 +190,7 @@ func (p *Peers) settle() {
 	}
 	for at, name := range found {
 		if p.peers[at] == nil && p.run.Err() == nil {
-			x := newPeer(p, name, at)
+			x := newPeer(&p.borrowing, name, at)
 			p.peers[at] = x
 			p.work.Go(x.live)
 		}
@@ -248,16 +204,6 @@ func (p *Peers) settle() {
 	}
 }
 
-// all returns the peers in the order of their addresses.
-func (p *Peers) all() (list []*peer) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, at := range slices.Sorted(maps.Keys(p.peers)) {
-		list = append(list, p.peers[at])
-	}
-	return list
-}
-
 // tidy returns unused loans, probes peers that were left alone, and chooses the taker of offers, every tidyEvery.
 func (p *Peers) tidy() {
 	tick := time.NewTicker(tidyEvery)
@@ -269,7 +215,7 @@ func (p *Peers) tidy() {
 			for _, x := range list {
 				x.tidy(now)
 			}
-			p.chooseTaker(list)
+			p.choose(list)
 		case <-p.run.Done():
 			return
 		}
@@ -283,33 +229,22 @@ func (p *Peers) Blame(name string, cause error) {
 	}
 }
 
-func isLoopback(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	ip := net.ParseIP(host)
-	return err == nil && ip != nil && ip.IsLoopback()
-}
-
 // service implements [proto.PeerServiceServer].
 type service struct {
-	proto.UnimplementedPeerServiceServer
 	*lending
+	offers *offers
 }
 
-const (
-	window    = 8 << 20
-	ioBuffer  = 256 << 10
-	mostKeys  = 1 << 16
-	mostBytes = 4 << 20 // largest message
-)
+// Offer implements [proto.PeerServiceServer].
+func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.OfferResponse, error) {
+	return s.offers.take(ctx, q)
+}
 
-// dial returns a connection that is established on its first use.
-func (p *Peers) dial(name, addr string) (*grpc.ClientConn, error) {
-	host, _, err := net.SplitHostPort(name)
-	if err != nil {
-		return nil, err
+// Pinners returns the registrations for memory that holds pieces or receives them. It is empty without NIXL. They never return
+// an error for a registration.
+func (p *Peers) Pinners() []staging.Pinner {
+	if p == nil || p.nixl == nil {
+		return nil
 	}
-	return grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(called{p.id.calling(host), p, addr}), grpc.WithNoProxy(),
-		grpc.WithKeepaliveParams(aliveParams), grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(2*window),
-		grpc.WithReadBufferSize(ioBuffer), grpc.WithWriteBufferSize(ioBuffer), grpc.WithConnectParams(connectParams),
-		grpc.WithMaxHeaderListSize(mostHeader), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(mostBytes)))
+	return []staging.Pinner{pinner{p.nixl}}
 }

@@ -2,22 +2,23 @@ package peers
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/credentials/insecure"
+	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	protobuf "google.golang.org/protobuf/proto"
 
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
-	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/staging"
 )
 
 const (
@@ -42,11 +43,26 @@ const (
 // Memory returns the maximum number of bytes that callers may make this host hold, for a memory limit of the process.
 func Memory(limit int64) int64 { return max(leastMemory, min(limit/8, mostMemory)) }
 
+// port is where calls arrive. It charges callers for their connections and for other resources of this host.
+type port struct {
+	owner  *host
+	shares shares
+	memory *budget.Budget // memory of all connections
+	room   staging.Signal // sent when a resource is returned
+
+	tenants struct { // numbers of memory accounts, by caller id
+		sync.Mutex
+		of map[string]uint32
+	}
+
+	refused atomic.Uint64 // connections and requests
+}
+
 // door is the listener of the server. It limits the number of connections before the end of their handshake, and gRPC
 // limits the time that the handshake takes.
 type door struct {
 	net.Listener
-	lending *lending
+	port *port
 }
 
 // Accept implements [net.Listener].
@@ -56,12 +72,12 @@ func (d door) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		who := d.lending.owner.callerAt(c.RemoteAddr(), nil)
-		if d.lending.shares.take(who, handshakes, 1) {
-			return &knock{Conn: c, left: mostHandshake, pay: func(took time.Duration) { d.lending.owner.effort.Spend(d.lending.owner.run, who.sender(), took) },
-				over: sync.OnceFunc(func() { d.lending.shares.give(who, handshakes, 1) })}, nil
+		who := d.port.owner.callerAt(c.RemoteAddr(), nil)
+		if d.port.shares.take(who, handshakes, 1) {
+			return &knock{Conn: c, left: mostHandshake, pay: func(took time.Duration) { d.port.owner.effort.Spend(d.port.owner.run, who.sender(), took) },
+				over: sync.OnceFunc(func() { d.port.shares.give(who, handshakes, 1) })}, nil
 		}
-		d.lending.count.refused.Add(1)
+		d.port.refused.Add(1)
 		_ = c.Close() // an error has no consequence: the connection is refused anyway
 	}
 }
@@ -109,7 +125,7 @@ func (c *line) Close() error {
 // atDoor performs the handshake that turns a [knock] into a [line].
 type atDoor struct {
 	credentials.TransportCredentials
-	lending *lending
+	port *port
 }
 
 // ServerHandshake implements [credentials.TransportCredentials].
@@ -125,9 +141,9 @@ func (d atDoor) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, e
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := d.lending.admitLine(c, info)
+	l, err := d.port.admitLine(c, info)
 	if err != nil {
-		d.lending.count.refused.Add(1)
+		d.port.refused.Add(1)
 		return nil, nil, err
 	}
 	return l, l, nil
@@ -135,38 +151,17 @@ func (d atDoor) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, e
 
 // Clone implements [credentials.TransportCredentials].
 func (d atDoor) Clone() credentials.TransportCredentials {
-	return atDoor{d.TransportCredentials.Clone(), d.lending}
-}
-
-// called charges what comes of a peer that this host has called.
-type called struct {
-	credentials.TransportCredentials
-	owner *Peers
-	addr  string
-}
-
-// ClientHandshake implements [credentials.TransportCredentials].
-func (t called) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	c, info, err := t.TransportCredentials.ClientHandshake(ctx, authority, raw)
-	if err != nil {
-		return nil, nil, err
-	}
-	return arrivals.Dial(c, t.owner.effort, arrivals.Sender{ID: t.addr}), info, nil
-}
-
-// Clone implements [credentials.TransportCredentials].
-func (t called) Clone() credentials.TransportCredentials {
-	return called{t.TransportCredentials.Clone(), t.owner, t.addr}
+	return atDoor{d.TransportCredentials.Clone(), d.port}
 }
 
 // admitLine charges a connection to its caller, or refuses it.
-func (l *lending) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error) {
-	who := l.owner.callerAt(c.RemoteAddr(), info)
-	if !l.shares.take(who, lines, 1) {
+func (p *port) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error) {
+	who := p.owner.callerAt(c.RemoteAddr(), info)
+	if !p.shares.take(who, lines, 1) {
 		return nil, fmt.Errorf("%w: %s has as many connections as it may", ErrAway, who.id)
 	}
-	give := func() { l.shares.give(who, lines, 1); l.room.Send() }
-	holder, err := l.memory.Join(who.id, l.tenant(who))
+	give := func() { p.shares.give(who, lines, 1); p.room.Send() }
+	holder, err := p.memory.Join(who.id, p.tenant(who))
 	if err == nil {
 		if err = holder.Line(lineBytes); err != nil {
 			holder.Leave()
@@ -177,168 +172,118 @@ func (l *lending) admitLine(c net.Conn, info credentials.AuthInfo) (*line, error
 		return nil, err
 	}
 	refused := func(err error) {
-		l.count.refused.Add(1)
-		l.owner.cfg.Log.Warn("a connection of a peer is closed: it takes more than its share", "peer", who.id, "error", err)
+		p.refused.Add(1)
+		p.owner.cfg.Log.Warn("a connection of a peer is closed: it takes more than its share", "peer", who.id, "error", err)
 	}
 	x := &line{arrivals.New(c, holder, callBytes, refused), info, who, sync.OnceFunc(func() { holder.LineOver(lineBytes); give() })}
-	x.Pace(l.owner.effort, byteEffort, func() arrivals.Sender { return l.owner.callerOn(x, c.RemoteAddr()).sender() })
+	x.Pace(p.owner.effort, byteEffort, func() arrivals.Sender { return p.owner.callerOn(x, c.RemoteAddr()).sender() })
 	return x, nil
 }
 
 // tenant returns the number under which a caller's memory is counted. Each configured host has its own number, and all other
 // callers share 0.
-func (l *lending) tenant(who caller) uint32 {
+func (p *port) tenant(who caller) uint32 {
 	if !who.known {
 		return 0
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.tenants[who.id] == 0 {
-		l.tenants[who.id] = uint32(len(l.tenants)) + 1
+	p.tenants.Lock()
+	defer p.tenants.Unlock()
+	if p.tenants.of[who.id] == 0 {
+		p.tenants.of[who.id] = uint32(len(p.tenants.of)) + 1
 	}
-	return l.tenants[who.id]
+	return p.tenants.of[who.id]
 }
 
-// admit runs a call, unless the certificate of its connection is no longer trusted, and charges its answer to the memory of the
-// connection.
-func (l *lending) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	if err := l.owner.id.admits(ctx); err != nil {
-		return nil, err
+// serving returns the credentials of the server, which demand a certificate from every client.
+func (id *identity) serving() credentials.TransportCredentials {
+	if id == nil {
+		return insecure.NewCredentials()
 	}
-	r, err := handle(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	answer, err := l.charge(ctx, r)
-	if r, ok := r.(*proto.LeaseResponse); ok && err != nil {
-		l.takeBack(r.GetLease())
-	}
-	return answer, err
+	return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		p := id.Now()
+		return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*p.pair}, ClientAuth: tls.RequireAnyClientCert,
+			ClientCAs: p.pool, NextProtos: []string{"h2"}, VerifyConnection: func(c tls.ConnectionState) error {
+				if k, ok := hello.Conn.(*knock); ok {
+					k.pay(certificateEffort * time.Duration(min(mostChain, len(c.PeerCertificates))-1))
+				}
+				return id.verify(c.PeerCertificates, "")
+			}}, nil
+	}})
 }
 
-func (l *lending) admitStream(srv any, st grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	if err := l.owner.id.admits(st.Context()); err != nil {
-		return err
-	}
-	return handle(srv, sender{st, l})
-}
-
-// sender charges each message of a stream to the memory of the connection.
-type sender struct {
-	grpc.ServerStream
-	lending *lending
-}
-
-// SendMsg implements [grpc.ServerStream]. It waits until the connection has enough memory.
-func (s sender) SendMsg(m any) error {
-	for {
-		room := s.lending.room.Next()
-		answer, err := s.lending.charge(s.Context(), m)
-		if err == nil {
-			err = s.ServerStream.SendMsg(answer)
-			if a, ok := answer.(*charged); ok && !a.encoded {
-				a.over()
-			}
-			return err
+// admits refuses a call if the certificate of its connection is no longer trusted.
+func (id *identity) admits(ctx context.Context) error {
+	if chain := shown(ctx); id != nil && chain != nil {
+		if err := id.verify(chain, ""); err != nil {
+			return status.Error(codes.PermissionDenied, err.Error())
 		}
-		select {
-		case <-room:
-		case <-s.Context().Done():
-			return status.FromContextError(s.Context().Err()).Err()
-		}
-	}
-}
-
-// charged is a message with its memory charged to a connection until the kernel has its bytes, or until it is clear that they
-// will not be sent.
-type charged struct {
-	protobuf.Message
-	buffer  int
-	over    func()
-	encoded bool // gRPC frees the buffer, and with it the charge
-}
-
-// charge charges a message to the connection of a call.
-func (l *lending) charge(ctx context.Context, m any) (any, error) {
-	holder := holderOf(ctx)
-	msg, ok := m.(protobuf.Message)
-	if holder == nil || !ok {
-		return m, nil
-	}
-	n := bufferFor(protobuf.Size(msg))
-	if err := holder.Answer(int64(n)); err != nil {
-		return nil, status.Error(codes.ResourceExhausted, "answers are not read")
-	}
-	return &charged{Message: msg, buffer: n, over: sync.OnceFunc(func() { holder.AnswerOver(int64(n)); l.room.Send() })}, nil
-}
-
-// holderOf returns the memory account of a call's connection, or nil.
-func holderOf(ctx context.Context) *budget.Holder {
-	if c := lineOf(ctx); c != nil {
-		return c.Holder()
 	}
 	return nil
 }
 
-const (
-	leastBuffer = 1<<10 + 1    // smallest buffer that gRPC returns to its pool: see [mem.NewBuffer]
-	partMessage = part + 1<<10 // buffer for a message with a part of a piece
-)
-
-// messages is the pool of buffers for messages with a part of a piece.
-var messages = sync.Pool{New: func() any { return new(make([]byte, partMessage)) }}
-
-// bufferFor returns the size of the buffer for a message.
-func bufferFor(size int) int {
-	if size > partMessage/2 && size <= partMessage {
-		return partMessage
+// shown returns the certificate chain of the other side, or nil without TLS.
+func shown(ctx context.Context) []*x509.Certificate {
+	if p, ok := grpcpeer.FromContext(ctx); ok {
+		info := p.AuthInfo
+		if l, ok := info.(*line); ok {
+			info = l.AuthInfo
+		}
+		if info, ok := info.(credentials.TLSInfo); ok {
+			return info.State.PeerCertificates
+		}
 	}
-	return max(size, leastBuffer)
+	return nil
 }
 
-// chargedCodec encodes a [charged] message into its buffer. It leaves every other message to the codec that it wraps.
-type chargedCodec struct{ encoding.CodecV2 }
+// lineOf returns the connection of a call, or nil if it did not come through the listener.
+func lineOf(ctx context.Context) *line {
+	if p, ok := grpcpeer.FromContext(ctx); ok {
+		c, _ := p.AuthInfo.(*line)
+		return c
+	}
+	return nil
+}
 
-// Marshal implements [encoding.CodecV2].
-func (c chargedCodec) Marshal(v any) (mem.BufferSlice, error) {
-	m, ok := v.(*charged)
+func arrivalsOf(info credentials.AuthInfo) *arrivals.Conn {
+	if c, ok := info.(*line); ok {
+		return c.Conn
+	}
+	return nil
+}
+
+// callerOf returns the caller of a request.
+func (h *host) callerOf(ctx context.Context) caller {
+	c, ok := grpcpeer.FromContext(ctx)
 	if !ok {
-		return c.CodecV2.Marshal(v)
+		return caller{}
 	}
-	var buf *[]byte
-	if m.buffer == partMessage {
-		buf = messages.Get().(*[]byte)
-	} else {
-		buf = new(make([]byte, m.buffer))
+	if line := lineOf(ctx); line != nil {
+		return h.callerOn(line, c.Addr)
 	}
-	bytes, err := protobuf.MarshalOptions{UseCachedSize: true}.MarshalAppend((*buf)[:0], m.Message)
-	if err != nil {
-		return nil, err
-	}
-	*buf, m.encoded = bytes, true
-	return mem.BufferSlice{mem.NewBuffer(buf, returned{m})}, nil
+	return h.callerAt(c.Addr, c.AuthInfo)
 }
 
-// Unmarshal implements [encoding.CodecV2]. It copies the message to memory of exactly its size, because the buffer from gRPC's
-// pool has 1 MiB for a message of 33 KiB.
-func (c chargedCodec) Unmarshal(data mem.BufferSlice, v any) error {
-	m, ok := v.(protobuf.Message)
-	if !ok {
-		return c.CodecV2.Unmarshal(data, v)
+// callerOn returns the caller of a connection. It may be known since the connection began.
+func (h *host) callerOn(c *line, at net.Addr) caller {
+	if c.who.known || !h.expects(hostOf(at.String())) {
+		return c.who
 	}
-	return protobuf.Unmarshal(data.Materialize(), m)
+	return h.callerAt(at, c)
 }
 
-// returned is a buffer pool that ends the charge of a message when gRPC returns its buffer.
-type returned struct{ *charged }
-
-// Get implements [mem.BufferPool].
-func (returned) Get(n int) *[]byte { return new(make([]byte, n)) }
-
-// Put implements [mem.BufferPool].
-func (r returned) Put(buf *[]byte) {
-	if r.buffer == partMessage {
-		messages.Put(new((*buf)[:cap(*buf)]))
+// await waits until a caller may take one of a resource. The counterpart is [port.back].
+func (p *port) await(ctx context.Context, who caller, r resource) error {
+	for room := p.room.Next(); !p.shares.take(who, r, 1); room = p.room.Next() {
+		select {
+		case <-room:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	r.over()
+	return nil
+}
+
+func (p *port) back(who caller, r resource) {
+	p.shares.give(who, r, 1)
+	p.room.Send()
 }

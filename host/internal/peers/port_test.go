@@ -70,7 +70,7 @@ func TestCallersThatDoNotRead(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			l := newLender(t)
-			addr := l.owner.Addr()
+			addr := l.peers.Addr()
 			l.owner.addresses.Store(&map[string]bool{"127.0.0.2": true})
 			l.lending.shares.expect(1)
 			held, err := l.Lease(calledBy(t, 9), l.ask)
@@ -150,7 +150,7 @@ func TestFramesOfNothing(t *testing.T) {
 				return l.owner.effort.Spend(over, caller{address, false}.sender(), 0)
 			}
 			testenv.Until(t, "an attacker that waits", func() bool {
-				attack(t, l.owner.Addr())
+				attack(t, l.peers.Addr())
 				return ahead("127.0.0.3") > 5*time.Millisecond
 			})
 			if n := ahead("127.0.0.2"); n != 0 {
@@ -180,10 +180,10 @@ func TestKnocks(t *testing.T) {
 	testenv.Until(t, "the configuration's address", func() bool { return l.owner.addresses.Load() != nil && (*l.owner.addresses.Load())["127.0.0.2"] })
 	var open []net.Conn
 	for range 2 * mostKnocks {
-		open = append(open, dialFrom(t, "127.0.0.3", l.owner.Addr()))
+		open = append(open, dialFrom(t, "127.0.0.3", l.peers.Addr()))
 	}
-	testenv.Until(t, "the end of those beyond a stranger's share", func() bool { return l.owner.Lent().Refused >= mostKnocks })
-	m := newMute(t, "127.0.0.2", l.owner.Addr())
+	testenv.Until(t, "the end of those beyond a stranger's share", func() bool { return l.peers.Lent().Refused >= mostKnocks })
+	m := newMute(t, "127.0.0.2", l.peers.Addr())
 	if _, err := m.ReadFrame(); err != nil {
 		t.Errorf("a peer's connection with those: %v, want the host's settings", err)
 	}
@@ -202,7 +202,7 @@ func TestKnocks(t *testing.T) {
 // TestAnswersAreGivenBack: what was charged for calls is given back when the caller reads, and when it goes.
 func TestAnswersAreGivenBack(t *testing.T) {
 	l := newLender(t)
-	line, err := l.owner.dial("127.0.0.1:1", l.owner.Addr())
+	line, err := l.owner.dial("127.0.0.1:1", l.peers.Addr())
 	testenv.OK(t, err)
 	client := proto.NewPeerServiceClient(line)
 	ctx, end := context.WithCancel(t.Context())

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math"
 	"math/bits"
 	"math/rand/v2"
 	"net"
@@ -32,23 +33,20 @@ import (
 const (
 	mostLent     = 8192    // number of leases
 	mostLentKeys = 1 << 20 // keys of all leases together
+	mostTakes    = 8       // offers that this host takes at once
 	mostStreams  = 96      // concurrent calls on a connection
 	leastLease   = time.Second
 	longestLease = 10 * time.Minute
-	part         = 512 << 10 // bytes in a message of Fetch
 	buffers      = 64
 	batch        = 4096 // changes in a message
 	batchEvery   = 100 * time.Millisecond
-	longestWait  = time.Second // longest wait of a fetch for its turn
-	askRest      = 7           // rest after a lease request, in multiples of its duration, if the caller has other requests waiting
-	askTime      = 200 * time.Microsecond
-	keyTime      = 400 * time.Nanosecond // a request that takes longer than askTime and keyTime for each key has waited for a processor
-	pageBytes    = 4096
+	askRest      = 7 // rest after a lease request, in multiples of its duration, if the caller has other requests waiting
 )
 
-// lending is the part of this host that lends.
+// lending is the part of this host that lends. It implements all of [proto.PeerServiceServer] but Offer.
 type lending struct {
-	owner *Peers
+	proto.UnimplementedPeerServiceServer
+	port
 	grpc  *grpc.Server
 	pace  pace
 	asks  turns       // limits lease requests: those of one caller occupy at most half of the processors
@@ -56,15 +54,10 @@ type lending struct {
 	free  chan []byte // buffers for a part and a page; an element is nil until its first use
 	shelf *shelf      // nil without NIXL
 
-	shares shares
-	memory *budget.Budget // memory of all connections
-	room   staging.Signal // sent when a resource is returned
+	mu     sync.Mutex
+	leases map[uint64]*lent
 
-	mu      sync.Mutex
-	leases  map[uint64]*lent
-	tenants map[string]uint32 // numbers of memory accounts, by caller id
-
-	count struct{ refused, bytes, nixl atomic.Uint64 }
+	count struct{ bytes, nixl atomic.Uint64 }
 }
 
 // lent is a lease that a peer holds.
@@ -75,34 +68,34 @@ type lent struct {
 	ends time.Time
 }
 
-func newLending(p *Peers) *lending {
-	l := &lending{owner: p, leases: map[uint64]*lent{}, tenants: map[string]uint32{}, free: make(chan []byte, buffers),
-		pace: pace{rate: float64(p.cfg.Bandwidth)}, asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
+func newLending(h *host) *lending {
+	l := &lending{port: port{owner: h}, leases: map[uint64]*lent{}, free: make(chan []byte, buffers), pace: pace{rate: float64(h.cfg.Bandwidth)},
+		asks: turns{most: runtime.GOMAXPROCS(0) / 2, rest: askRest}}
 	l.crowd.Most = max(2, l.asks.most) // with two, a question that hangs delays no other caller
 	l.crowd.rest = time.Duration(askRest * l.crowd.Most / max(1, l.asks.most))
 	for range buffers {
 		l.free <- nil // mapped on first use
 	}
-	memory := max(p.cfg.Memory, leastMemory)
+	l.tenants.of = map[string]uint32{}
+	memory := max(h.cfg.Memory, leastMemory)
 	l.memory = budget.OfPeers(memory)
 	l.shares.of, l.shares.pins = map[caller]*holding{}, map[pin][]leaser{}
 	l.shares.most = [resources]int{handshakes: mostKnocks, lines: int(memory / budget.PeersLine), leases: mostLent, leasedKeys: mostLentKeys,
 		partBuffers: buffers, places: mostPlaced, takes: mostTakes}
-	if p.nixl != nil {
+	if h.nixl != nil {
 		var err error
-		if l.shelf, err = newShelf(pinner{p.nixl}); err != nil {
-			p.cfg.Log.Warn("nothing is lent by NIXL", "error", err)
+		if l.shelf, err = newShelf(pinner{h.nixl}); err != nil {
+			h.cfg.Log.Warn("nothing is lent by NIXL", "error", err)
 		}
 	}
 	most := min(mostBytes, arrivals.LargestMessage(l.memory.Alone()))
-	l.grpc = grpc.NewServer(grpc.Creds(atDoor{p.id.serving(), l}), grpc.MaxRecvMsgSize(most), grpc.MaxConcurrentStreams(mostStreams),
+	l.grpc = grpc.NewServer(grpc.Creds(atDoor{h.id.serving(), &l.port}), grpc.MaxRecvMsgSize(most), grpc.MaxConcurrentStreams(mostStreams),
 		grpc.ConnectionTimeout(handshakeTime), grpc.MaxHeaderListSize(mostHeader), grpc.StatsHandler(arrivals.Calls(arrivalsOf)),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}), grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second,
 			Timeout: 5 * time.Second}), grpc.StaticStreamWindowSize(callWindow), grpc.StaticConnWindowSize(lineWindow),
 		grpc.ReadBufferSize(lineBuffer), grpc.WriteBufferSize(lineBuffer), grpc.WaitForHandlers(true),
 		grpc.ForceServerCodecV2(chargedCodec{encoding.GetCodecV2("proto")}),
 		grpc.UnaryInterceptor(l.admit), grpc.StreamInterceptor(l.admitStream))
-	proto.RegisterPeerServiceServer(l.grpc, service{lending: l})
 	return l
 }
 
@@ -110,7 +103,7 @@ func newLending(p *Peers) *lending {
 func (l *lending) serve(at net.Listener) {
 	var ending sync.WaitGroup
 	ending.Go(l.endLeases)
-	if err := l.grpc.Serve(door{at, l}); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+	if err := l.grpc.Serve(door{at, &l.port}); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		l.owner.cfg.Log.Error("nothing is lent any more", "error", err)
 	}
 	ending.Wait()
@@ -156,8 +149,8 @@ func (l *lending) lease(n uint64) *lent {
 }
 
 // Residents implements [proto.PeerServiceServer].
-func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) (err error) {
-	st0, ctx := s.owner.store, st.Context()
+func (l *lending) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) (err error) {
+	st0, ctx := l.owner.store, st.Context()
 	if holder := holderOf(ctx); holder != nil {
 		if err := holder.Call(streamBytes); err != nil {
 			return status.Error(codes.ResourceExhausted, "it has as many streams as it may")
@@ -169,10 +162,10 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 		log = entries.NewChangeLog(0)
 	}
 	after := log.Start()
-	told, metadata := s.owner.turnover(), uint64(0)
-	first := &proto.ResidentsResponse{Host: s.owner.self[:], Turnover: &told, Nixl: s.metadata(&metadata)}
-	who := s.owner.callerOf(ctx)
-	leave, err := s.asks.enterAmong(ctx, &s.crowd, who, batch)
+	told, metadata := l.turnover(), uint64(0)
+	first := &proto.ResidentsResponse{Host: l.owner.self[:], Turnover: &told, Nixl: l.metadata(&metadata)}
+	who := l.owner.callerOf(ctx)
+	leave, err := l.asks.enterAmong(ctx, &l.crowd, who, batch)
 	if err != nil {
 		return err
 	}
@@ -186,19 +179,19 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 		leave() // the caller may not read
 		err = st.Send(first)
 		first = &proto.ResidentsResponse{}
-		more, over := s.asks.enterAmong(ctx, &s.crowd, who, batch)
+		more, over := l.asks.enterAmong(ctx, &l.crowd, who, batch)
 		if over != nil {
 			leave, err = func() {}, cmp.Or(err, over)
 			return false
 		}
 		leave = more
-		return err == nil && s.owner.run.Err() == nil
+		return err == nil && l.owner.run.Err() == nil
 	})
 	leave()
 	if first.Whole = true; err == nil {
 		err = st.Send(first)
 	}
-	for err = cmp.Or(err, s.owner.id.admits(ctx)); err == nil; err = cmp.Or(err, s.owner.id.admits(ctx)) {
+	for err = cmp.Or(err, l.owner.id.admits(ctx)); err == nil; err = cmp.Or(err, l.owner.id.admits(ctx)) {
 		list := batches.Get().(*[]entries.Change)
 		got, wake, lost := log.Read(after, (*list)[:0])
 		if lost != nil {
@@ -209,7 +202,7 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 			after = got[len(got)-1].Seq
 		}
 		batches.Put(list)
-		if t := s.owner.turnover(); t < told-told/8 || t > told+told/8 {
+		if t := l.turnover(); t < told-told/8 || t > told+told/8 {
 			m.Turnover, told = &t, t
 		}
 		if some || m.Turnover != nil {
@@ -218,7 +211,7 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 		if some {
 			wake = nil // wait for the whole batchEvery: further changes follow soon and go into the same message
 		}
-		if more := s.metadata(&metadata); more != nil && err == nil {
+		if more := l.metadata(&metadata); more != nil && err == nil {
 			err = st.Send(&proto.ResidentsResponse{Nixl: more})
 		}
 		pause := time.NewTimer(batchEvery)
@@ -227,7 +220,7 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 		case <-pause.C:
 		case <-ctx.Done():
 			err = context.Cause(ctx)
-		case <-s.owner.run.Done():
+		case <-l.owner.run.Done():
 			err = status.Error(codes.Unavailable, "the host ends")
 		}
 		pause.Stop()
@@ -261,30 +254,30 @@ func changes(list []entries.Change) *proto.ResidentsResponse {
 }
 
 // Lease implements [proto.PeerServiceServer].
-func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+func (l *lending) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
 	keys, err := proto.ParseKeys(nil, q.GetKeys(), kv.KeyBytes)
 	digest := q.GetNamespaceDigest()
 	if err != nil || len(digest) != len(kv.Digest{}) || len(keys) > mostKeys || q.GetRanks() == 0 {
-		s.count.refused.Add(1)
+		l.refused.Add(1)
 		return nil, status.Error(codes.InvalidArgument, "keys, namespace or ranks")
 	}
-	who := s.owner.callerOf(ctx)
-	leave, err := s.asks.enterAmong(ctx, &s.crowd, who, len(keys))
+	who := l.owner.callerOf(ctx)
+	leave, err := l.asks.enterAmong(ctx, &l.crowd, who, len(keys))
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	if s.pace.behind() > longestWait/2 || !s.takeLease(who, len(keys)) {
-		s.count.refused.Add(1)
+	if l.pace.behind() > longestWait/2 || !l.takeLease(who, len(keys)) {
+		l.refused.Add(1)
 		return nil, status.Error(codes.ResourceExhausted, "it lends or sends as much as it may")
 	}
 	holds := false
 	defer func() {
 		if !holds {
-			s.giveLease(who, len(keys))
+			l.giveLease(who, len(keys))
 		}
 	}()
-	found, err := s.owner.store.Lend(kv.Digest(digest), borrower{&s.shares, who}, store.LookupRequest{Group: q.GetGroup(), Keys: keys, Ranks: q.GetRanks(),
+	found, err := l.owner.store.Lend(kv.Digest(digest), borrower{&l.shares, who}, store.LookupRequest{Group: q.GetGroup(), Keys: keys, Ranks: q.GetRanks(),
 		Leading: q.GetLeading()})
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
@@ -315,7 +308,7 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		return r, nil
 	}
 	time := leaseTime(q.GetTime())
-	r.Lease, r.Time = s.hold(found, who, len(keys), time), durationpb.New(time)
+	r.Lease, r.Time = l.hold(found, who, len(keys), time), durationpb.New(time)
 	holds = true
 	return r, nil
 }
@@ -357,9 +350,9 @@ func (l *lending) forget(n uint64, x *lent) {
 }
 
 // Return implements [proto.PeerServiceServer].
-func (s service) Return(_ context.Context, q *proto.ReturnRequest) (*proto.ReturnResponse, error) {
-	s.takeBack(q.GetLease())
-	s.shelf.done(q.GetDone())
+func (l *lending) Return(_ context.Context, q *proto.ReturnRequest) (*proto.ReturnResponse, error) {
+	l.takeBack(q.GetLease())
+	l.shelf.done(q.GetDone())
 	return &proto.ReturnResponse{}, nil
 }
 
@@ -378,26 +371,26 @@ func (l *lending) takeBack(n uint64) {
 
 // metadata returns the metadata of the NIXL agent if it has changed since the generation told, which it updates. Otherwise it
 // returns nil.
-func (s service) metadata(told *uint64) []byte {
-	if s.shelf == nil {
+func (l *lending) metadata(told *uint64) []byte {
+	if l.shelf == nil {
 		return nil
 	}
-	agent := s.owner.nixl.agent
+	agent := l.owner.nixl.agent
 	now := agent.Generation() // read before the metadata, so that a change in between is sent twice instead of never
 	if now == *told {
 		return nil
 	}
 	m, err := agent.Metadata()
 	if err != nil {
-		s.owner.cfg.Log.Warn("peers are not told where to read by NIXL", "error", err)
+		l.owner.cfg.Log.Warn("peers are not told where to read by NIXL", "error", err)
 	}
 	*told = now
 	return m
 }
 
 // open opens a piece of a lease and checks the range of bytes.
-func (s service) open(lease uint64, index, rank uint32, from, bytes uint64) (piece *store.Piece, off, end int64, err error) {
-	x := s.lease(lease)
+func (l *lending) open(lease uint64, index, rank uint32, from, bytes uint64) (piece *store.Piece, off, end int64, err error) {
+	x := l.lease(lease)
 	if x == nil {
 		return nil, 0, 0, status.Error(codes.NotFound, "the lease is over")
 	}
@@ -413,18 +406,18 @@ func (s service) open(lease uint64, index, rank uint32, from, bytes uint64) (pie
 }
 
 // Fetch implements [proto.PeerServiceServer].
-func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
-	who := s.owner.callerOf(st.Context())
-	if err := s.await(st.Context(), who, partBuffers); err != nil {
+func (l *lending) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
+	who := l.owner.callerOf(st.Context())
+	if err := l.await(st.Context(), who, partBuffers); err != nil {
 		return status.FromContextError(err).Err()
 	}
-	defer s.back(who, partBuffers)
-	buf, err := s.take(st.Context())
+	defer l.back(who, partBuffers)
+	buf, err := l.take(st.Context())
 	if err != nil {
 		return err
 	}
-	defer func() { s.free <- buf }()
-	piece, off, end, err := s.open(q.GetLease(), q.GetIndex(), q.GetRank(), q.GetOffset(), q.GetBytes())
+	defer func() { l.free <- buf }()
+	piece, off, end, err := l.open(q.GetLease(), q.GetIndex(), q.GetRank(), q.GetOffset(), q.GetBytes())
 	if err != nil {
 		return err
 	}
@@ -432,49 +425,19 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 	for off < end {
 		from, n := pages(off, end, part)
 		if err := readPages(piece, buf, from, n); err != nil {
-			buf = s.given(buf, err)
+			buf = l.given(buf, err)
 			return status.Error(codes.DataLoss, err.Error())
 		}
-		if err := s.pace.waitOf(st.Context(), who, n); err != nil {
+		if err := l.pace.waitOf(st.Context(), who, n); err != nil {
 			return err
 		}
 		if err := st.Send(&proto.FetchResponse{Data: buf[off-from : n]}); err != nil {
 			return err
 		}
-		s.count.bytes.Add(uint64(n - (off - from)))
+		l.count.bytes.Add(uint64(n - (off - from)))
 		off = from + n
 	}
 	return nil
-}
-
-// await waits until a caller may take one of a resource. The counterpart is [lending.back].
-func (l *lending) await(ctx context.Context, who caller, r resource) error {
-	for room := l.room.Next(); !l.shares.take(who, r, 1); room = l.room.Next() {
-		select {
-		case <-room:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
-}
-
-func (l *lending) back(who caller, r resource) {
-	l.shares.give(who, r, 1)
-	l.room.Send()
-}
-
-// pages extends the start of [off, end) to a page boundary and limits the range to most bytes. It returns the start and the
-// length. Files opened with O_DIRECT can only be read in pages.
-func pages(off, end, most int64) (from, n int64) {
-	from = off &^ (pageBytes - 1)
-	return from, min(end-from, most)
-}
-
-// readPages reads n bytes of a piece from a page boundary, and the rest of the last page.
-func readPages(piece *store.Piece, dst []byte, from, n int64) error {
-	_, err := piece.File().ReadAt(dst[:min((n+pageBytes-1)&^(pageBytes-1), piece.Size()-from)], from)
-	return err
 }
 
 // take takes a buffer. The number of buffers bounds the bytes that all calls together have read and not yet sent.
@@ -509,157 +472,59 @@ func (l *lending) given(buf []byte, failed error) []byte {
 	return buf
 }
 
-// pace limits bytes a second. A rate of 0 means no limit.
-type pace struct {
-	rate float64 // bytes a second
-
-	mu   sync.Mutex
-	free time.Time // time at which all admitted bytes will have been sent
-
-	turns turns
-}
-
-// turns limits the concurrent calls of each caller. The zero value allows one.
-type turns struct {
-	most int
-	rest time.Duration // rest after a call, as a multiple of its duration, if other calls of the caller wait
-
-	mu sync.Mutex
-	of map[caller]*turn
-}
-
-// turn holds the calls of one caller.
-type turn struct {
-	calls int
-	taken chan struct{}
-}
-
-// enter waits until few enough calls of the caller are running. The call counts as running until leave is called.
-func (t *turns) enter(ctx context.Context, who caller) (leave func(), err error) {
-	t.mu.Lock()
-	if t.of == nil {
-		t.of = map[caller]*turn{}
-	}
-	x := t.of[who]
-	if x == nil {
-		x = &turn{taken: make(chan struct{}, max(1, t.most))}
-		t.of[who] = x
-	}
-	x.calls++
-	t.mu.Unlock()
-	over := func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if x.calls--; x.calls == 0 {
-			delete(t.of, who)
-		}
-	}
-	select {
-	case x.taken <- struct{}{}:
-		since := time.Now()
-		return func() {
-			t.mu.Lock()
-			waits := x.calls > len(x.taken)
-			t.mu.Unlock()
-			end := func() { <-x.taken; over() }
-			if rest := t.rest * time.Since(since); waits && rest > 0 {
-				time.AfterFunc(rest, end)
-			} else {
-				end()
-			}
-		}, nil
-	case <-ctx.Done():
-		over()
-		return nil, status.FromContextError(ctx.Err()).Err()
-	}
-}
-
-// crowd limits the concurrent calls of all callers that are not configured, of which there may be any number.
-type crowd struct {
-	arrivals.Queue
-	rest time.Duration // as of turns
-}
-
-// enter waits until few enough calls of the crowd are running, and until no call waits of a caller that had less. What the call takes
-// longer than its keys need is no reason for others of the crowd to wait: other processes had the processors.
-func (c *crowd) enter(ctx context.Context, who caller, keys int) (leave func(), err error) {
-	if err := c.Enter(ctx, who.id); err != nil {
-		return nil, status.FromContextError(err).Err()
-	}
-	since := time.Now()
-	return func() {
-		took := min(time.Since(since), askTime+time.Duration(keys)*keyTime)
-		end := func() { c.Leave(who.id, took) }
-		if rest := c.rest * took; rest > 0 && c.Waits() {
-			time.AfterFunc(rest, end)
-		} else {
-			end()
-		}
-	}, nil
-}
-
-// enterAmong enters the turns of the caller, and those of the crowd if the caller is not configured.
-func (t *turns) enterAmong(ctx context.Context, strangers *crowd, who caller, keys int) (leave func(), err error) {
-	own, err := t.enter(ctx, who)
-	if err != nil || who.known {
-		return own, err
-	}
-	all, err := strangers.enter(ctx, who, keys)
-	if err != nil {
-		own()
+// admit runs a call, unless the certificate of its connection is no longer trusted, and charges its answer to the memory of the
+// connection.
+func (l *lending) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	if err := l.owner.id.admits(ctx); err != nil {
 		return nil, err
 	}
-	return func() { all(); own() }, nil
-}
-
-// waitOf waits for the caller's turn and then like wait.
-func (p *pace) waitOf(ctx context.Context, who caller, bytes int64) error {
-	if p.rate == 0 {
-		return nil
-	}
-	soon, stop := context.WithTimeout(ctx, longestWait)
-	defer stop()
-	leave, err := p.turns.enter(soon, who)
+	r, err := handle(ctx, q)
 	if err != nil {
-		return status.Error(codes.ResourceExhausted, "its calls take as much as they may")
+		return nil, err
 	}
-	defer leave()
-	return p.wait(ctx, bytes, longestWait)
+	answer, err := l.charge(ctx, r)
+	if r, ok := r.(*proto.LeaseResponse); ok && err != nil {
+		l.takeBack(r.GetLease())
+	}
+	return answer, err
 }
 
-// behind returns the time that a new byte would wait.
-func (p *pace) behind() time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return max(0, time.Until(p.free))
+func (l *lending) admitStream(srv any, st grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	if err := l.owner.id.admits(st.Context()); err != nil {
+		return err
+	}
+	return handle(srv, sender{st, &l.port})
 }
 
-// wait reserves bytes and waits until they may be sent. It fails if that would take longer than most.
-func (p *pace) wait(ctx context.Context, bytes int64, most time.Duration) error {
-	if p.rate == 0 {
-		return nil
+// leaseTime limits the requested time of a lease to the allowed range.
+func leaseTime(wanted *durationpb.Duration) time.Duration {
+	return min(max(wanted.AsDuration(), leastLease), longestLease)
+}
+
+// Renew implements [proto.PeerServiceServer].
+func (l *lending) Renew(_ context.Context, q *proto.RenewRequest) (*proto.RenewResponse, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	x, lasts := l.leases[q.GetLease()], leaseTime(q.GetTime())
+	if x == nil {
+		return nil, status.Error(codes.NotFound, "the lease is over")
 	}
-	now := time.Now()
-	p.mu.Lock()
-	if p.free.Before(now) {
-		p.free = now
+	x.ends = time.Now().Add(lasts)
+	return &proto.RenewResponse{Time: durationpb.New(lasts)}, nil
+}
+
+// turnover returns the time in which this host replaces its content, in milliseconds, as announced to peers. It is 0 if this
+// host takes no offers.
+func (l *lending) turnover() uint64 {
+	if l != nil {
+		if t := l.owner.store.Turnover(); t > 0 {
+			return uint64(t.Milliseconds()) + 1
+		}
 	}
-	wait := p.free.Sub(now)
-	if wait > most {
-		p.mu.Unlock()
-		return status.Error(codes.ResourceExhausted, "as much is moved as may be")
-	}
-	p.free = p.free.Add(time.Duration(float64(bytes) / p.rate * float64(time.Second)))
-	p.mu.Unlock()
-	if wait < time.Millisecond {
-		return nil
-	}
-	turn := time.NewTimer(wait)
-	defer turn.Stop()
-	select {
-	case <-turn.C:
-		return nil
-	case <-ctx.Done():
-		return status.FromContextError(ctx.Err()).Err()
-	}
+	return 0
+}
+
+// turnoverOf converts the result of [lending.turnover] to a duration.
+func turnoverOf(ms uint64) time.Duration {
+	return time.Duration(min(ms, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
 }

@@ -2,21 +2,13 @@ package peers
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"net"
 	"slices"
 	"sync"
-	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	grpcpeer "google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/host/internal/budget/arrivals"
-	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
 // resource is a limited resource that callers have shares of.
@@ -214,110 +206,4 @@ func addressOf(ctx context.Context) string {
 func hostOf(address string) string {
 	host, _, _ := net.SplitHostPort(address)
 	return host
-}
-
-// lineOf returns the connection of a call, or nil if it did not come through the listener.
-func lineOf(ctx context.Context) *line {
-	if p, ok := grpcpeer.FromContext(ctx); ok {
-		c, _ := p.AuthInfo.(*line)
-		return c
-	}
-	return nil
-}
-
-func arrivalsOf(info credentials.AuthInfo) *arrivals.Conn {
-	if c, ok := info.(*line); ok {
-		return c.Conn
-	}
-	return nil
-}
-
-// callerOf returns the caller of a request.
-func (p *Peers) callerOf(ctx context.Context) caller {
-	c, ok := grpcpeer.FromContext(ctx)
-	if !ok {
-		return caller{}
-	}
-	if line := lineOf(ctx); line != nil {
-		return p.callerOn(line, c.Addr)
-	}
-	return p.callerAt(c.Addr, c.AuthInfo)
-}
-
-// callerOn returns the caller of a connection. It may be known since the connection began.
-func (p *Peers) callerOn(c *line, at net.Addr) caller {
-	if c.who.known || !p.expects(hostOf(at.String())) {
-		return c.who
-	}
-	return p.callerAt(at, c)
-}
-
-// expects reports whether an address belongs to a configured host.
-func (p *Peers) expects(host string) bool {
-	known := p.addresses.Load()
-	return known != nil && (*known)[host]
-}
-
-// callerAt identifies the owner of a connection by its address and by its certificate, if it has shown one.
-func (p *Peers) callerAt(at net.Addr, info credentials.AuthInfo) caller {
-	host := hostOf(at.String())
-	if p.expects(host) {
-		return caller{host, true}
-	}
-	tls, ok := info.(credentials.TLSInfo)
-	if !ok || len(tls.State.PeerCertificates) == 0 {
-		return caller{host, false}
-	}
-	cert := tls.State.PeerCertificates[0]
-	sum := sha256.Sum256(cert.Raw)
-	who := caller{id: "certificate " + hex.EncodeToString(sum[:8])}
-	for _, name := range p.cfg.Hosts { // the host is configured, but its calls come from another address, as through a router
-		if name, _, err := net.SplitHostPort(name); err == nil && cert.VerifyHostname(name) == nil {
-			who.known = true
-		}
-	}
-	return who
-}
-
-// leaseTime limits the requested time of a lease to the allowed range.
-func leaseTime(wanted *durationpb.Duration) time.Duration {
-	return min(max(wanted.AsDuration(), leastLease), longestLease)
-}
-
-// Renew implements [proto.PeerServiceServer].
-func (s service) Renew(_ context.Context, q *proto.RenewRequest) (*proto.RenewResponse, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	x, lasts := s.leases[q.GetLease()], leaseTime(q.GetTime())
-	if x == nil {
-		return nil, status.Error(codes.NotFound, "the lease is over")
-	}
-	x.ends = time.Now().Add(lasts)
-	return &proto.RenewResponse{Time: durationpb.New(lasts)}, nil
-}
-
-// left returns the time until a loan ends.
-func (x *peer) left(l *loan) time.Duration {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return time.Until(l.ends)
-}
-
-// renew asks the lender to extend a loan that is still in use after half of its time. This happens when a load is slow or
-// waits.
-func (x *peer) renew(l *loan) {
-	client, err := x.client(false)
-	if err != nil {
-		return
-	}
-	ctx, stop := context.WithTimeout(x.run, returnTimeout)
-	defer stop()
-	since := time.Now()
-	r, err := client.Renew(ctx, &proto.RenewRequest{Lease: l.lease, Time: durationpb.New(l.lasts)})
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	l.renewing = false
-	if lasts := min(r.GetTime().AsDuration(), l.lasts, longestLease); err == nil && lasts >= leastLease {
-		l.ends = since.Add(lasts)
-	}
 }

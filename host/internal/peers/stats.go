@@ -75,5 +75,5 @@ func (p *Peers) Lent() (l Lent) {
 		return l
 	}
 	c := &p.lending.count
-	return Lent{Refused: c.refused.Load(), Bytes: c.bytes.Load(), NIXLBytes: c.nixl.Load()}
+	return Lent{Refused: p.lending.refused.Load(), Bytes: c.bytes.Load(), NIXLBytes: c.nixl.Load()}
 }

@@ -1,7 +1,6 @@
 package peers
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -11,11 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
-	grpcpeer "google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
@@ -76,23 +72,6 @@ func newIdentity(cert, key, ca string, log *slog.Logger) (*identity, error) {
 	return &identity{Renewed: files, trust: map[shownAs]*x509.CertPool{}}, err
 }
 
-// serving returns the credentials of the server, which demand a certificate from every client.
-func (id *identity) serving() credentials.TransportCredentials {
-	if id == nil {
-		return insecure.NewCredentials()
-	}
-	return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		p := id.Now()
-		return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*p.pair}, ClientAuth: tls.RequireAnyClientCert,
-			ClientCAs: p.pool, NextProtos: []string{"h2"}, VerifyConnection: func(c tls.ConnectionState) error {
-				if k, ok := hello.Conn.(*knock); ok {
-					k.pay(certificateEffort * time.Duration(min(mostChain, len(c.PeerCertificates))-1))
-				}
-				return id.verify(c.PeerCertificates, "")
-			}}, nil
-	}})
-}
-
 // calling returns the credentials of a client. They demand that the server's certificate is valid for the configured name.
 func (id *identity) calling(name string) credentials.TransportCredentials {
 	if id == nil {
@@ -137,28 +116,4 @@ func (id *identity) verify(chain []*x509.Certificate, name string) error {
 		id.trust[as] = pool
 	}
 	return err
-}
-
-// admits refuses a call if the certificate of its connection is no longer trusted.
-func (id *identity) admits(ctx context.Context) error {
-	if chain := shown(ctx); id != nil && chain != nil {
-		if err := id.verify(chain, ""); err != nil {
-			return status.Error(codes.PermissionDenied, err.Error())
-		}
-	}
-	return nil
-}
-
-// shown returns the certificate chain of the other side, or nil without TLS.
-func shown(ctx context.Context) []*x509.Certificate {
-	if p, ok := grpcpeer.FromContext(ctx); ok {
-		info := p.AuthInfo
-		if l, ok := info.(*line); ok {
-			info = l.AuthInfo
-		}
-		if info, ok := info.(credentials.TLSInfo); ok {
-			return info.State.PeerCertificates
-		}
-	}
-	return nil
 }
