@@ -3,8 +3,6 @@ package store
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"strings"
 	"time"
 
@@ -20,46 +18,11 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// audits lists the bucket of a [joint] owner, in scans and when the member requests it. A list finds pieces that a host stored
-// without a record before it died: other hosts cannot see the temporaries of a bucket.
-type audits struct{ root *joint }
-
 // objectFS is the part of a bucket's file system that a shared root needs in addition to files.
 type objectFS interface {
 	Control(name string, patience time.Duration) *s3fs.Control
 	WriteWhile(may func() bool)
 	lister
-}
-
-// patience is the divisor of the lapse that gives the longest time of a request of the protocol.
-const patience = 5
-
-// requestsAtOnce is the maximum number of objects that are read or removed at a time.
-const requestsAtOnce = 16
-
-func (r *joint) bucketMember() (*shared.Member, error) {
-	cfg := &r.root.cfg
-	files, ok := cfg.FS.(objectFS)
-	if !ok {
-		return nil, fmt.Errorf("%w: root %s is in no bucket", ErrConfig, cfg.Path)
-	}
-	m, err := shared.New(shared.Config{
-		Objects: files.Control(r.kept.Slash+shared.Dir, cfg.Lapse/patience), FS: r.kept.FS, Host: r.root.store.cfg.HostID,
-		Capacity: cfg.Capacity, Lapse: cfg.Lapse, Log: r.kept.Log, Unique: unique, Now: r.clock, Workers: requestsAtOnce,
-	}, backend{r})
-	if err == nil {
-		files.WriteWhile(m.Fresh)
-	}
-	return m, err
-}
-
-// unlocked reports whether no host has the bucket for itself.
-func (r *joint) unlocked() (bool, error) {
-	_, err := r.root.Health.Bare().Stat(r.kept.Slash + pieceformat.LockFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return true, nil
-	}
-	return false, err
 }
 
 // run makes audits until the context is done.

@@ -1,11 +1,15 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"slices"
+	"sync/atomic"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
@@ -18,6 +22,87 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
+
+// joint is the [owner] of a root that several hosts share. One of the hosts evicts for all. It grants the others credit for
+// their writes, and removes the pieces that they report. Bytes of an entry are reserved rank by rank, because other hosts may
+// write the other ranks. No entry is granted to lookups while this host may have missed a removal.
+//
+// A joint owner connects the entries and files of its root with a member of the protocol in package shared, which explains why
+// the protocol is correct. A piece is written against credit. Temporaries are in the directory of the member. No host frees the
+// name of a damaged or unwanted file itself. It proposes the removal (propose, reportDamaged), and the evictor removes the file
+// when no host has leased it.
+//
+// The counters are guarded by the lock of the entries. While it is held, no file is accessed and the member is not asked to
+// write.
+type joint struct {
+	root  *root
+	kept  *keptDir
+	scans *recovery
+	began time.Time
+
+	newMember func() (*shared.Member, error)
+	walk      func(ctx context.Context, c *scan) error // scans every file
+	confirms  bool                                     // walk forgets entries without files, so that entries may outlive a membership
+	audits    *audits                                  // set for a bucket
+	member    *shared.Member                           // set by join
+	ended     chan struct{}                            // closed when the steps have ended
+	stop      context.CancelFunc
+	gate      []io.Closer // locks held until this host has joined the others
+
+	busy    atomic.Bool   // the first scan is running
+	ticket  uint64        // ticket of the last scan that was started; used by scan and then by steps
+	scanned atomic.Uint64 // the same, for the scan's judge
+
+	set *entries.Set // its lock guards the following fields
+
+	firstScan  *scan // the first scan while it is running; the evict policy is told about entries when all are known
+	pending    map[shared.ID]*pendingEviction
+	awaited    map[met]int64 // bytes of files that others published while this host writes pieces of the same entry
+	met        []sight       // pieces that scans found of entries that this host is writing
+	overlooked int64         // bytes of files that the last scan could not use
+	// inFlight is the bytes in the account that are covered by credit: pieces being written, and temporaries that could not be
+	// removed.
+	inFlight int64
+	waiting  int // puts that wait for credit
+	// removed holds entries that were removed since the running scan began. It is nil if no scan is running.
+	removed map[shared.ID]bool
+}
+
+// audits lists the bucket of a [joint] owner, in scans and when the member requests it. A list finds pieces that a host stored
+// without a record before it died: other hosts cannot see the temporaries of a bucket.
+type audits struct{ root *joint }
+
+// met identifies a file of an entry by its path below the root.
+type met struct {
+	shared.ID
+	rel string
+}
+
+// pendingEviction is an entry that is in the journal, or that this host wants to have there. It is neither granted nor stored.
+type pendingEviction struct {
+	entries.Eviction
+	entry    bool            // Eviction belongs to an entry of the index, which is leaving
+	batch    bool            // the entry is in the journal
+	orphaned int64           // bytes in the account in addition to the entry's
+	learned  map[string]bool // files found after the eviction began; their bytes are in orphaned or belong to the entry
+}
+
+func (d *pendingEviction) learn(rel string) {
+	if d.learned == nil {
+		d.learned = map[string]bool{}
+	}
+	d.learned[rel] = true
+}
+
+// files returns the files of the entry that is leaving.
+func (d *pendingEviction) files() []string {
+	if !d.entry {
+		return nil
+	}
+	return filesOf(d.Class, &d.Key, d.Pieces, d.Names)
+}
+
+func (d *pendingEviction) has(rel string) bool { return slices.Contains(d.files(), rel) }
 
 // backend implements [shared.Backend] and is what the member calls on this host.
 type backend struct{ *joint }
@@ -373,9 +458,6 @@ func (r backend) accept(named []uint32, bytes int64) (list []shared.Victim) {
 	return list
 }
 
-// judge is the [scanJudge] of a shared root. It leaves unusable files alone.
-type judge struct{ *joint }
-
 // sight is a piece that was found while this host was writing or removing other pieces of its entry.
 type sight struct {
 	rel       string
@@ -384,75 +466,9 @@ type sight struct {
 	allocated int64
 }
 
-// Found enters a piece that a scan has found. The piece may have been removed since its header was read. If its entry was
-// removed during the scan, or the other hosts have excluded this host, Found checks that the file still exists. A piece that
-// cannot be entered yet is booked nevertheless, because this host may become the evictor, and no record will announce the piece
-// again.
-func (r judge) Found(
-	_ *scan, rel, _ string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
-) {
-	switch backend(r).see(cl, h, rel, allocated) {
-	case awaited:
-		r.meet(sight{rel, cl, *h, allocated})
-		return
-	case withheld:
-		return
-	}
-	ticket := r.member.Ticket()
-	here := ticket != 0 && ticket == r.scanned.Load()
-	r.set.Lock()
-	went := r.removed == nil || r.removed[shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}]
-	r.set.Unlock()
-	if here && !went {
-		return
-	}
-	if _, err := r.kept.FS.Stat(r.kept.Slash + rel); here && !errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	fp := kv.Fingerprint(h.Namespace, h.Group, h.Key)
-	r.set.Lock()
-	slot := r.set.Index.Find(fp, cl.Base, &h.Key)
-	if slot != index.None && !here {
-		entries.Forget(r.set, slot) // the next scan will find it
-	}
-	r.set.Unlock()
-	if slot != index.None && here {
-		r.root.drop(entries.Mark{Slot: slot, Fingerprint: fp})
-	}
-}
-
 // meet hands a piece to lookAgain.
 func (r *joint) meet(m sight) {
 	r.set.Lock()
 	r.met = append(r.met, m)
 	r.set.Unlock()
-}
-
-// lookAgain judges again the pieces that scans found while their entries were being written or removed. It runs before each
-// step, because the step may propose entries to which they belong.
-func (r *joint) lookAgain() {
-	r.set.Lock()
-	list := r.met
-	r.met = nil
-	r.set.Unlock()
-	for i := range list {
-		m := &list[i]
-		judge{r}.Found(nil, m.rel, "", m.class, &m.header, m.allocated)
-	}
-}
-
-func (r judge) Unsound(c *scan, name, _ string, info staging.Info, err error) {
-	if !pieceformat.IsDamage(err) { // info may not describe any file
-		c.unreadable(name, err)
-		return
-	}
-	r.kept.Log.Warn("file of a shared root left alone; fsck says more", "file", name, "error", err)
-	r.overlook(pieceformat.Padded(info.Allocated))
-}
-
-// Unknown leaves a piece alone, because another host may know its namespace.
-func (r judge) Unknown(_ *scan, name string, allocated int64, err error) {
-	r.kept.Log.Warn("piece of a shared root left alone", "file", name, "error", err)
-	r.scans.count.Unclaimed.Add(1)
-	r.overlook(allocated)
 }

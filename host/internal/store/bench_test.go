@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zeebo/xxh3"
+	"golang.org/x/sys/unix"
+
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
@@ -20,8 +23,6 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/zeebo/xxh3"
-	"golang.org/x/sys/unix"
 )
 
 // BenchmarkScan opens a root of KVHOST_FILES sparse pieces without its checkpoint.

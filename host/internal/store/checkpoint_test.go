@@ -10,13 +10,14 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/zeebo/xxh3"
+
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
-	"github.com/zeebo/xxh3"
 )
 
 // image is everything that a restart must bring back: what stands in each slot, and the account.

@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
-	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -95,110 +94,64 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 	return movedTo{f, put, decodes}, nil
 }
 
-// offer offers a copy of the i-th entry of a lease to the nearest level. It returns nil if the entry is there already, is being
-// moved, or is not taken.
-func (l *Lease) offer(i int, kind moves.Kind) *moves.Entry {
-	nearest, g := l.store.levels[0], l.grants[i]
-	if g.Slot == index.None || l.store.roots[g.Root].level == nearest {
-		return nil
+// Keep copies the extents [lo, hi), which a load has verified, to the nearest level if the piece is being copied there. src
+// holds the payload from offset base on.
+func (p *Piece) Keep(lo, hi int, src []byte, base int64) {
+	if !p.isLoad || p.head.Compressed || p.root.level == p.root.store.levels[0] {
+		return
 	}
-	r := l.store.roots[g.Root]
+	p.nearer.Do(p.comeNearer)
+	if p.copied != nil {
+		p.copied.keep(lo, hi, src, base)
+	}
+}
+
+// comeNearer begins the copy if the nearest level is in memory and wants the piece.
+func (p *Piece) comeNearer() {
+	r, nearest := p.root, p.root.store.levels[0]
+	if near := nearest.roots[0].cfg; !near.Volatile || near.Compressed { // a copy that must be compressed is made in the background
+		return
+	}
+	size := p.header.FileBytes()
+	if room := int64(nearingShare * float64(nearest.roots[0].cfg.Capacity)); nearest.nearing.Add(size) > room {
+		nearest.nearing.Add(-size)
+		return
+	}
+	defer func() {
+		if p.copied == nil {
+			nearest.nearing.Add(-size)
+		}
+	}()
 	r.Lock()
-	m := r.Moves.Copy(g.Slot)
+	if r.Index.Pieces(p.mark.Slot) != 1<<p.rank {
+		r.Unlock()
+		return
+	}
+	m := r.Moves.Take(p.mark.Slot)
 	r.Unlock()
 	if m == nil {
-		return nil
-	}
-	v := &moves.Entry{Move: m, Kind: kind, From: &r.origin, To: nearest}
-	if kind == moves.Prefetch {
-		v.Then = func() { l.came(i, nearest, true) }
-	}
-	if !v.Offer(l.store.mover) {
-		return nil
-	}
-	return v
-}
-
-// promote offers copies of a lease's entries when the lease ends. Entries from farther levels are offered to the nearest level,
-// even if loading them from there was no faster than computing them. Loaded entries of the nearest level are offered to the
-// next one. The lease still holds its pins.
-func (l *Lease) promote(loaded bool) {
-	if len(l.store.levels) < 2 {
 		return
 	}
-	for i, g := range l.grants {
-		if g.Slot == index.None {
-			continue
-		}
-		if r := l.store.roots[g.Root]; r.level != l.store.levels[0] {
-			l.offer(i, moves.Promotion)
-		} else if loaded {
-			r.keep(entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}, WriteHits)
-		}
-	}
-}
-
-// prefetch requests copies in the nearest level of a new lease's entries in farther levels. The lease switches to each copy
-// when it has arrived, and until then loads the entry from where it was found.
-func (l *Lease) prefetch() {
-	for i := range l.grants {
-		v := l.offer(i, moves.Prefetch)
-		if v == nil {
-			continue
-		}
-		l.mu.Lock()
-		if l.coming == nil {
-			l.coming = map[int]*moves.Entry{}
-		}
-		l.coming[i] = v
-		l.mu.Unlock()
-	}
-}
-
-// endPrefetch cancels the copies that have not arrived.
-func (l *Lease) endPrefetch(coming map[int]*moves.Entry) {
-	if len(coming) == 0 {
+	v := &moves.Entry{Move: m, Kind: moves.Promotion, From: &r.origin, To: nearest}
+	if !v.BeginHere() {
 		return
 	}
-	for _, v := range coming {
-		v.Cancel()
-	}
-	l.store.mover.Prune()
-}
-
-// came pins a copy of the i-th entry in a level for the lease, unless the lease has ended or has a nearer copy. It reports
-// whether it did.
-func (l *Lease) came(i int, to *level, prefetched bool) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if prefetched {
-		delete(l.coming, i)
-	}
-	_, has := l.near[i]
-	fp := l.grants[i].Fingerprint
-	for _, place := range to.places {
-		r := l.store.roots[place]
-		if slot, pinned := r.PinCopy(fp, prefetched, !l.over && !has); pinned {
-			if l.near == nil {
-				l.near = map[int]grant{}
-			}
-			l.near[i] = grant{Fingerprint: fp, Slot: slot, Root: place}
-			return true
-		}
-	}
-	return false
-}
-
-// Approach pins the nearest complete copy of the i-th entry, which may have come nearer since the lookup. A load calls it
-// before it opens the pieces. Afterwards Root returns the root from which they are read, and Open does not search the levels.
-func (l *Lease) Approach(i int) {
-	if len(l.store.levels) < 2 || !l.Has(i) {
+	if v.Pieces != 1<<p.rank { // a piece of another rank has arrived in between
+		v.EndHere(moves.ErrCancelled)
 		return
 	}
-	at := l.store.roots[l.granted(i).Root].level
-	for _, level := range l.store.levels {
-		if level == at || l.came(i, level, false) {
-			return
-		}
+	to, err := nearest.Begin(context.Background(), v, &p.header)
+	if err != nil {
+		v.EndHere(err)
+		return
 	}
+	t := to.(movedTo)
+	memory, err := staging.MemoryOf(t.File, t.size)
+	if err != nil || memory == nil || t.Compresses() {
+		t.Abort(moves.ErrCancelled)
+		v.EndHere(moves.ErrCancelled) // a background copy compresses the piece
+		return
+	}
+	extents := len(p.head.Plan.Extents())
+	p.copied = &nearing{entry: v, level: nearest, size: size, put: t.Put, memory: memory, head: &p.head, have: make([]bool, extents), left: extents}
 }

@@ -19,7 +19,7 @@ type earlies struct {
 }
 
 type early struct {
-	root *root
+	from *moves.Origin
 	entries.Mark
 }
 
@@ -33,12 +33,12 @@ func (l *earlies) add(e early) {
 }
 
 // latest takes the latest complete entry and forgets entries that are gone.
-func (l *earlies) latest() (m *entries.Move, from *root) {
+func (l *earlies) latest() (m *entries.Move, from *moves.Origin) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for at := len(l.list) - 1; at >= 0 && m == nil; at-- {
 		e := l.list[at]
-		from = e.root
+		from = e.from
 		from.Lock()
 		stands := from.Stands(e.Mark)
 		if stands {
@@ -51,22 +51,4 @@ func (l *earlies) latest() (m *entries.Move, from *root) {
 		}
 	}
 	return m, from
-}
-
-// bringNear offers the root's level as many of the early entries as it has room for now.
-func (r *root) bringNear() {
-	for room := r.ready(); room > 0; {
-		m, from := r.level.early.latest()
-		if m == nil {
-			return
-		}
-		v := &moves.Entry{Move: m, Kind: moves.Promotion, From: &from.origin, To: r.level, Wanted: true}
-		if !v.Offer(r.store.mover) {
-			if !r.level.Holds(m.Fingerprint) { // too many entries are waiting
-				r.level.early.add(early{from, m.Mark})
-			}
-			return
-		}
-		room -= v.Bytes()
-	}
 }

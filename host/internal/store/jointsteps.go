@@ -6,98 +6,18 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"log/slog"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
-	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
-
-// joint is the [owner] of a root that several hosts share. One of the hosts evicts for all. It grants the others credit for
-// their writes, and removes the pieces that they report. Bytes of an entry are reserved rank by rank, because other hosts may
-// write the other ranks. No entry is granted to lookups while this host may have missed a removal.
-//
-// A joint owner connects the entries and files of its root with a member of the protocol in package shared, which explains why
-// the protocol is correct. A piece is written against credit. Temporaries are in the directory of the member. No host frees the
-// name of a damaged or unwanted file itself. It proposes the removal (propose, reportDamaged), and the evictor removes the file
-// when no host has leased it.
-//
-// The counters are guarded by the lock of the entries. While it is held, no file is accessed and the member is not asked to
-// write.
-type joint struct {
-	root  *root
-	kept  *keptDir
-	scans *recovery
-	began time.Time
-
-	newMember func() (*shared.Member, error)
-	walk      func(ctx context.Context, c *scan) error // scans every file
-	confirms  bool                                     // walk forgets entries without files, so that entries may outlive a membership
-	audits    *audits                                  // set for a bucket
-	member    *shared.Member                           // set by join
-	ended     chan struct{}                            // closed when the steps have ended
-	stop      context.CancelFunc
-	gate      []io.Closer // locks held until this host has joined the others
-
-	busy    atomic.Bool   // the first scan is running
-	ticket  uint64        // ticket of the last scan that was started; used by scan and then by steps
-	scanned atomic.Uint64 // the same, for the scan's judge
-
-	set *entries.Set // its lock guards the following fields
-
-	firstScan  *scan // the first scan while it is running; the evict policy is told about entries when all are known
-	pending    map[shared.ID]*pendingEviction
-	awaited    map[met]int64 // bytes of files that others published while this host writes pieces of the same entry
-	met        []sight       // pieces that scans found of entries that this host is writing
-	overlooked int64         // bytes of files that the last scan could not use
-	// inFlight is the bytes in the account that are covered by credit: pieces being written, and temporaries that could not be
-	// removed.
-	inFlight int64
-	waiting  int // puts that wait for credit
-	// removed holds entries that were removed since the running scan began. It is nil if no scan is running.
-	removed map[shared.ID]bool
-}
-
-// met identifies a file of an entry by its path below the root.
-type met struct {
-	shared.ID
-	rel string
-}
-
-// pendingEviction is an entry that is in the journal, or that this host wants to have there. It is neither granted nor stored.
-type pendingEviction struct {
-	entries.Eviction
-	entry    bool            // Eviction belongs to an entry of the index, which is leaving
-	batch    bool            // the entry is in the journal
-	orphaned int64           // bytes in the account in addition to the entry's
-	learned  map[string]bool // files found after the eviction began; their bytes are in orphaned or belong to the entry
-}
-
-func (d *pendingEviction) learn(rel string) {
-	if d.learned == nil {
-		d.learned = map[string]bool{}
-	}
-	d.learned[rel] = true
-}
-
-// files returns the files of the entry that is leaving.
-func (d *pendingEviction) files() []string {
-	if !d.entry {
-		return nil
-	}
-	return filesOf(d.Class, &d.Key, d.Pieces, d.Names)
-}
-
-func (d *pendingEviction) has(rel string) bool { return slices.Contains(d.files(), rel) }
 
 // joinTimeout is the longest time that a host waits for others that are joining.
 const joinTimeout = 5 * time.Second
@@ -372,4 +292,35 @@ func (r *joint) stats() *shared.Stats {
 	}
 	s := r.member.Stats()
 	return &s
+}
+
+// patience is the divisor of the lapse that gives the longest time of a request of the protocol.
+const patience = 5
+
+// requestsAtOnce is the maximum number of objects that are read or removed at a time.
+const requestsAtOnce = 16
+
+func (r *joint) bucketMember() (*shared.Member, error) {
+	cfg := &r.root.cfg
+	files, ok := cfg.FS.(objectFS)
+	if !ok {
+		return nil, fmt.Errorf("%w: root %s is in no bucket", ErrConfig, cfg.Path)
+	}
+	m, err := shared.New(shared.Config{
+		Objects: files.Control(r.kept.Slash+shared.Dir, cfg.Lapse/patience), FS: r.kept.FS, Host: r.root.store.cfg.HostID,
+		Capacity: cfg.Capacity, Lapse: cfg.Lapse, Log: r.kept.Log, Unique: unique, Now: r.clock, Workers: requestsAtOnce,
+	}, backend{r})
+	if err == nil {
+		files.WriteWhile(m.Fresh)
+	}
+	return m, err
+}
+
+// unlocked reports whether no host has the bucket for itself.
+func (r *joint) unlocked() (bool, error) {
+	_, err := r.root.Health.Bare().Stat(r.kept.Slash + pieceformat.LockFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return false, err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
@@ -14,31 +13,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
-
-// hierarchy holds the roots of a store and their levels. The bytes of other hosts are in one root, which is the last one and
-// the only root of the farthest level.
-type hierarchy struct {
-	roots   []*root  // as configured
-	levels  []*level // nearest first
-	beyond  *level   // level of the other hosts' root; nil if no host lends
-	lent    []*level // own levels from which other hosts borrow; remote levels are excluded, because other hosts reach them just as fast
-	offered *level   // last own level, where hosts offer each other evicted entries; nil if there are no offers
-}
-
-// level is the set of roots with the same distance. An entry may have a copy in each level. It implements [moves.Level].
-type level struct {
-	store    *Store
-	number   int      // number in the configuration
-	places   []uint32 // positions of the roots in the configuration
-	roots    []*root
-	count    moves.Counters // moves to this level
-	said     saying         // last log message about shed copies; used only by the upkeep of the first root
-	nearing  atomic.Int64   // bytes of copies that running loads are making
-	early    earlies        // entries that went to a farther level because memory was still being allocated
-	turnover turnover       // maintained in the offered level
-	hits     atomic.Uint64  // keys that lookups were granted in this level
-	loaded   atomic.Uint64  // bytes of pieces that loads opened in this level
-}
 
 // hierarchyOf returns the levels of a configuration. Their roots are not open yet.
 func hierarchyOf(s *Store) (h hierarchy) {
@@ -69,27 +43,6 @@ func hierarchyOf(s *Store) (h hierarchy) {
 		h.offered = nil
 	}
 	return h
-}
-
-// at returns the level with a number.
-func (h *hierarchy) at(number int) *level {
-	return h.levels[slices.IndexFunc(h.levels, func(l *level) bool { return l.number == number })]
-}
-
-// own returns the levels that take stores, nearest first.
-func (h *hierarchy) own() []*level {
-	if h.beyond == nil {
-		return h.levels
-	}
-	return h.levels[:len(h.levels)-1]
-}
-
-// ours returns the roots of the own levels.
-func (h *hierarchy) ours() []*root {
-	if h.beyond == nil {
-		return h.roots
-	}
-	return h.roots[:len(h.roots)-len(h.beyond.roots)]
 }
 
 // onward returns this level and the own levels behind it.
@@ -297,12 +250,6 @@ func (m Moves) of(s *Store) moves.Config {
 	return c
 }
 
-// saying is the state of the log message about shed copies.
-type saying struct {
-	next time.Time
-	shed uint64
-}
-
 // saidEvery is the shortest interval of that message.
 const saidEvery = time.Minute
 
@@ -336,4 +283,39 @@ func (l *level) kept() (volatile, kept uint64) {
 		kept = min(volatile, uint64(l.store.copies.Kept()))
 	}
 	return volatile, kept
+}
+
+// elsewhere sets the facts of a candidate that concern other hosts.
+func (s *Store) elsewhere(c *abi.Candidate) {
+	if own := s.own(); own[len(own)-1].number == int(c.To) {
+		c.Flags |= abi.CandidateLast
+	}
+	l := s.cfg.lender
+	if l == nil {
+		return
+	}
+	c.Copies = uint32(l.Copies(c.Key))
+	for _, level := range [...]*uint8{&c.From, &c.To} {
+		if *level != abi.NoLevel && int(*level) >= s.beyond.number {
+			*level = abi.PeerLevel
+		}
+	}
+}
+
+// bringNear offers the root's level as many of the early entries as it has room for now.
+func (r *root) bringNear() {
+	for room := r.ready(); room > 0; {
+		m, from := r.level.early.latest()
+		if m == nil {
+			return
+		}
+		v := &moves.Entry{Move: m, Kind: moves.Promotion, From: from, To: r.level, Wanted: true}
+		if !v.Offer(r.store.mover) {
+			if !r.level.Holds(m.Fingerprint) { // too many entries are waiting
+				r.level.early.add(early{from, m.Mark})
+			}
+			return
+		}
+		room -= v.Bytes()
+	}
 }

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
@@ -25,7 +27,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"golang.org/x/sys/unix"
 )
 
 // twoLevels is a fixture with a root of level 0, which holds so many entries, before one of level 1, which has room.
@@ -193,7 +194,7 @@ func TestNearBeforeThrough(t *testing.T) {
 	f.mustRead(10, 11, 12)
 	f.mustRead(0)
 	far, fp := f.store.roots[1], fingerprintOf(f, 1)
-	f.store.levels[0].early.add(early{far, entries.Mark{Slot: far.Index.FindFingerprint(fp), Fingerprint: fp}})
+	f.store.levels[0].early.add(early{&far.origin, entries.Mark{Slot: far.Index.FindFingerprint(fp), Fingerprint: fp}})
 	f.root().bringNear()
 	order = nil
 	open()

@@ -19,11 +19,6 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// lister is a file system that lists the names and sizes of a thousand files at the cost of reading one header.
-type lister interface {
-	List(ctx context.Context, dir string, found func(rel string, size int64, modified time.Time)) error
-}
-
 // listing is a scan by names and sizes. An entry is served and evicted from then on if all of its pieces have built-in names.
 // Parent, depth and tenant are only in the headers, which are read later: see describe. The headers of all other files are read
 // at once.

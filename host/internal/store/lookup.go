@@ -2,6 +2,7 @@ package store
 
 import (
 	"cmp"
+
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"

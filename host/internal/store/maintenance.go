@@ -21,7 +21,7 @@ func (r *root) upkeep(ctx context.Context) {
 		r.checkHealth(ctx)
 		freeSpace{r}.watch(ctx)
 		r.sweepExpired(ctx)
-		r.budget.save(true)
+		r.saveBudget(true)
 		if r.Health.Takes() {
 			r.bringNear()
 		}

@@ -18,7 +18,7 @@ type nearing struct {
 	size   int64
 	put    *Put
 	memory staging.Segments // memory of the put's file
-	head   *Head            // head of the piece
+	head   *moves.Head      // head of the piece
 
 	mu   sync.Mutex
 	have []bool // by extent
@@ -28,68 +28,6 @@ type nearing struct {
 // nearingShare is the part of the nearest level that running loads may fill, because these entries cannot be evicted until the
 // loads end.
 const nearingShare = 0.25
-
-// Keep copies the extents [lo, hi), which a load has verified, to the nearest level if the piece is being copied there. src
-// holds the payload from offset base on.
-func (p *Piece) Keep(lo, hi int, src []byte, base int64) {
-	if !p.isLoad || p.head.Compressed || p.root.level == p.root.store.levels[0] {
-		return
-	}
-	p.nearer.Do(p.comeNearer)
-	if p.copied != nil {
-		p.copied.keep(lo, hi, src, base)
-	}
-}
-
-// comeNearer begins the copy if the nearest level is in memory and wants the piece.
-func (p *Piece) comeNearer() {
-	r, nearest := p.root, p.root.store.levels[0]
-	if near := nearest.roots[0].cfg; !near.Volatile || near.Compressed { // a copy that must be compressed is made in the background
-		return
-	}
-	size := p.header.FileBytes()
-	if room := int64(nearingShare * float64(nearest.roots[0].cfg.Capacity)); nearest.nearing.Add(size) > room {
-		nearest.nearing.Add(-size)
-		return
-	}
-	defer func() {
-		if p.copied == nil {
-			nearest.nearing.Add(-size)
-		}
-	}()
-	r.Lock()
-	if r.Index.Pieces(p.mark.Slot) != 1<<p.rank {
-		r.Unlock()
-		return
-	}
-	m := r.Moves.Take(p.mark.Slot)
-	r.Unlock()
-	if m == nil {
-		return
-	}
-	v := &moves.Entry{Move: m, Kind: moves.Promotion, From: &r.origin, To: nearest}
-	if !v.BeginHere() {
-		return
-	}
-	if v.Pieces != 1<<p.rank { // a piece of another rank has arrived in between
-		v.EndHere(moves.ErrCancelled)
-		return
-	}
-	to, err := nearest.Begin(context.Background(), v, &p.header)
-	if err != nil {
-		v.EndHere(err)
-		return
-	}
-	t := to.(movedTo)
-	memory, err := staging.MemoryOf(t.File, t.size)
-	if err != nil || memory == nil || t.Compresses() {
-		t.Abort(moves.ErrCancelled)
-		v.EndHere(moves.ErrCancelled) // a background copy compresses the piece
-		return
-	}
-	extents := len(p.head.Plan.Extents())
-	p.copied = &nearing{entry: v, level: nearest, size: size, put: t.Put, memory: memory, head: &p.head, have: make([]bool, extents), left: extents}
-}
 
 func (n *nearing) keep(lo, hi int, src []byte, base int64) {
 	from, _ := n.head.At(lo)

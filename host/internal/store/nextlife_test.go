@@ -14,8 +14,9 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
-	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
 // slowDisk is a file system that writes so many bytes per second, and nothing once it has lost its host.

@@ -2,10 +2,8 @@ package store
 
 import (
 	"context"
-	"sync"
 	"time"
 
-	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
@@ -14,32 +12,9 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// elsewhere sets the facts of a candidate that concern other hosts.
-func (s *Store) elsewhere(c *abi.Candidate) {
-	if own := s.own(); own[len(own)-1].number == int(c.To) {
-		c.Flags |= abi.CandidateLast
-	}
-	l := s.cfg.lender
-	if l == nil {
-		return
-	}
-	c.Copies = uint32(l.Copies(c.Key))
-	for _, level := range [...]*uint8{&c.From, &c.To} {
-		if *level != abi.NoLevel && int(*level) >= s.beyond.number {
-			*level = abi.PeerLevel
-		}
-	}
-}
-
 // offers reports whether the root offers evicted entries to another host, and takes such offers. This is so in the last own
 // level, unless other hosts reach it just as fast.
 func (r *root) offers() bool { return r.level == r.store.offered }
-
-// turnover measures the time in which an offered level replaces its content.
-type turnover struct {
-	mu sync.Mutex
-	policy.Turnover
-}
 
 // replaced counts bytes that were evicted from the level.
 func (l *level) replaced(bytes int64) {

@@ -4,9 +4,9 @@ import (
 	"context"
 	"os"
 
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
-	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -67,14 +67,11 @@ type owner interface {
 // newTemp is the flags for the creation of a temporary.
 const newTemp = os.O_RDWR | os.O_CREATE | os.O_EXCL
 
-// own sets the owner of the root and the judge of its scans.
-func (r *root) own() {
-	r.recovery = &recovery{root: r, kept: r.kept, set: &r.Set}
-	if r.cfg.Shared {
-		c := newJoint(r)
-		r.owner, r.recovery.judge = c, judge{c}
-	} else {
-		r.owner, r.recovery.judge = newSole(r), soleJudge{}
-	}
-	r.directory = health.NewDirectory(r.Health, r.Path, r.Slash+r.file(pieceformat.LockFile), pieceformat.RootDirs[:], !r.cfg.Shared)
+// reservation is the request of a put for room in a root.
+type reservation struct {
+	capacity.Want
+	slot     bool         // a slot is needed as well
+	spares   uint32       // least number of hits at which an entry without a copy in the next level is spared; 0 spares none
+	reuseFor *Put         // put that may reuse the file of a victim; may be nil
+	enter    func() error // called with the lock held once everything is reserved; if it fails, nothing stays reserved
 }

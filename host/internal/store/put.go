@@ -2,7 +2,6 @@ package store
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"math/bits"
 	"sync"
@@ -73,34 +72,6 @@ const (
 type answer struct {
 	root    uint32 // root chosen by the policy, or None
 	refused error  // reason why the policy's name is not used
-}
-
-// Put reserves space for a piece. The first piece of an entry reserves the space of the whole entry. A later piece reserves its
-// own space if the entry was reserved for other ranks, as by an engine with other local ranks. If there is nothing to write,
-// the error is [ErrResident], [ErrRefused] or [ErrNoSpace].
-func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
-	p, err := s.newPut(&q)
-	if err != nil {
-		return nil, err
-	}
-	class := p.class // p.class may change to the class of an existing entry
-	defer class.Release()
-	if q.copy == nil { // for a copy, the index refuses duplicates
-		p.offer(s)
-		stripe := s.stripes[p.mark.Fingerprint%uint64(len(s.stripes))]
-		if err := stripe.Acquire(ctx, 1); err != nil {
-			return nil, err
-		}
-		defer stripe.Release(1)
-		s.renew(p)
-	}
-	for _, r := range s.roots {
-		if r.recovery.seeks() && (q.copy == nil || r.level == q.copy.level) { // an earlier store may have the name that the policy gives now
-			p.ask()
-			r.recovery.seek(p.class, &p.q.Key, p.q.Rank, p.class.Builtin(&p.q.Key, p.q.Rank), p.name)
-		}
-	}
-	return s.reserve(ctx, p)
 }
 
 func (s *Store) newPut(q *PutRequest) (*Put, error) {
@@ -185,21 +156,6 @@ func (p *Put) offer(s *Store) {
 	})
 }
 
-// renew removes an expired entry, so that its key can be stored again.
-func (s *Store) renew(p *Put) {
-	if p.class.Namespace.TTL == 0 {
-		return
-	}
-	for _, r := range s.roots {
-		if !r.Health.Serves() {
-			continue
-		}
-		if m, expired := r.Renew(p.mark.Fingerprint, p.class, &p.q.Key); expired {
-			r.drop(m)
-		}
-	}
-}
-
 // copyOf marks a put as a copy of an entry of another level.
 type copyOf struct {
 	entry  *moves.Entry
@@ -217,15 +173,6 @@ func (p *Put) entryRanks() uint64 {
 
 func (p *Put) entryBytes() int64 {
 	return int64(bits.OnesCount64(p.entryRanks())) * p.class.FileBytes()
-}
-
-// release ends the put's claims on the root other than its entry. It removes the temporary if there is one.
-func (p *Put) release() {
-	temp, left := p.temp, int64(0)
-	if p.temp = ""; temp != "" {
-		left = p.root.Discard(temp, p.class.FileBytes())
-	}
-	p.root.owner.settle(p, temp, left)
 }
 
 // strict reports whether the piece must be durable before it is resident.

@@ -9,11 +9,12 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"golang.org/x/sys/unix"
 )
 
 // This file holds the methods of a put on the file that it writes.
@@ -204,4 +205,13 @@ func (p *Put) leaveName(cause error) error {
 		}
 	}
 	return p.root.MakeDir(filepath.Dir(p.target))
+}
+
+// release ends the put's claims on the root other than its entry. It removes the temporary if there is one.
+func (p *Put) release() {
+	temp, left := p.temp, int64(0)
+	if p.temp = ""; temp != "" {
+		left = p.root.Discard(temp, p.class.FileBytes())
+	}
+	p.root.owner.settle(p, temp, left)
 }

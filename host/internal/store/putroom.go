@@ -212,7 +212,7 @@ func (s *Store) insert(ctx context.Context, p *Put) error {
 	switch {
 	case nearer == nil || p.farther != nil:
 	case err == nil:
-		nearer.early.add(early{p.root, p.mark})
+		nearer.early.add(early{&p.root.origin, p.mark})
 	case p.q.copy != nil && p.q.copy.entry.Here: // the memory would wait for loads, and a load for the memory
 		err = moves.ErrBehind
 	case refusedHere(err):
@@ -240,7 +240,7 @@ func (l *level) insert(ctx context.Context, p *Put, now bool) error {
 	if now && r.isAllocating(p.entryBytes()) {
 		return errAllocating
 	}
-	if err := r.budget.charge(p, p.entryBytes(), parent); err != nil {
+	if err := r.chargeBudget(p, p.entryBytes(), parent); err != nil {
 		return err
 	}
 	p.begin(r)
@@ -307,7 +307,7 @@ func (p *Put) extend(ctx context.Context) error {
 	if has {
 		return nil // no other put adds this rank, because the stripe of the key is held
 	}
-	if err := r.budget.charge(p, need, p.mark.Fingerprint); err != nil { // it continues a resident entry
+	if err := r.chargeBudget(p, need, p.mark.Fingerprint); err != nil { // it continues a resident entry
 		return err
 	}
 	if err := r.turn(ctx, p.q.Tenant); err != nil {
@@ -338,4 +338,47 @@ func (p *Put) shed(cause error) error {
 	p.release()
 	r.budget.Refund(&p.charge)
 	return cause
+}
+
+// Put reserves space for a piece. The first piece of an entry reserves the space of the whole entry. A later piece reserves its
+// own space if the entry was reserved for other ranks, as by an engine with other local ranks. If there is nothing to write,
+// the error is [ErrResident], [ErrRefused] or [ErrNoSpace].
+func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
+	p, err := s.newPut(&q)
+	if err != nil {
+		return nil, err
+	}
+	class := p.class // p.class may change to the class of an existing entry
+	defer class.Release()
+	if q.copy == nil { // for a copy, the index refuses duplicates
+		p.offer(s)
+		stripe := s.stripes[p.mark.Fingerprint%uint64(len(s.stripes))]
+		if err := stripe.Acquire(ctx, 1); err != nil {
+			return nil, err
+		}
+		defer stripe.Release(1)
+		s.renew(p)
+	}
+	for _, r := range s.roots {
+		if r.recovery.seeks() && (q.copy == nil || r.level == q.copy.level) { // an earlier store may have the name that the policy gives now
+			p.ask()
+			r.recovery.seek(p.class, &p.q.Key, p.q.Rank, p.class.Builtin(&p.q.Key, p.q.Rank), p.name)
+		}
+	}
+	return s.reserve(ctx, p)
+}
+
+// renew removes an expired entry, so that its key can be stored again.
+func (s *Store) renew(p *Put) {
+	if p.class.Namespace.TTL == 0 {
+		return
+	}
+	for _, r := range s.roots {
+		if !r.Health.Serves() {
+			continue
+		}
+		if m, expired := r.Renew(p.mark.Fingerprint, p.class, &p.q.Key); expired {
+			r.drop(m)
+		}
+	}
 }

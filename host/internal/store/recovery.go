@@ -3,55 +3,13 @@ package store
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
-	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
-
-// recovery restores the entries of a root at a start, and saves them at an orderly stop. It does so by scans and by the
-// checkpoint.
-//
-// An orderly stop writes a checkpoint: the index with the state of the evict policy. If there is none, a scan examines every
-// file and enters the pieces that it finds (beginScan, scan). The header of a file identifies the piece, and the walk gives its
-// name. The [scanJudge] of the root decides about files that are not valid pieces, and about pieces that exist twice. A crash
-// loses the order of last touch, so the order of storing replaces it.
-//
-// If names and sizes can be listed, a [listing] replaces the examination of every file, and the headers are read later.
-//
-// The store serves a root while it is scanned: lookups find the pieces that the scan has seen, and the pieces stored since.
-// Until the scan has ended, the following rules apply.
-//
-//   - In addition to the entries seen, the account contains an upper bound of the bytes of all other files: everything in use on the file system. A put that does not fit is shed. Nothing is evicted, because the oldest entry is not known yet.
-//   - A put first checks whether its file exists and has not been seen (seek). If so, the file is entered in the index, and the put fails as resident.
-//   - The evict policy gets no events. At the end it is told about all entries in the order of last touch, a slice at a time. Entries touched since the scan began come last.
-type recovery struct {
-	root  *root
-	kept  *keptDir
-	set   *entries.Set
-	judge scanJudge
-	from  lister // set if scans list files; nil if they walk
-	count scanCounters
-	// The following fields are guarded by the set's lock.
-	missed     map[string]int64 // unreadable files of the last scan: see scan.missed
-	overlooked *int64           // in a shared root: bytes booked for files that are not served
-	// incomplete is set if a scan could not read something.
-	incomplete atomic.Bool
-
-	current atomic.Pointer[scan] // the first scan while it is running, or nil
-}
-
-// scanCounters count since the store was opened.
-type scanCounters struct {
-	Scanned   atomic.Uint64 // files that scans have seen
-	Swept     atomic.Uint64 // temporaries that were removed
-	Foreign   atomic.Uint64 // files that do not belong to the store
-	Unclaimed atomic.Uint64 // valid pieces of unknown namespaces or with invalid names
-}
 
 // seeks reports whether a running scan may not have seen the file of a piece yet.
 func (r *recovery) seeks() bool { return r.current.Load() != nil && r.kept.Health.Serves() }
@@ -96,14 +54,6 @@ func (r *recovery) sweepTemps() {
 			}
 		}
 	}
-}
-
-func (r *recovery) sweep(name string) error {
-	if err := r.kept.FS.Remove(name); err != nil {
-		return err
-	}
-	r.count.Swept.Add(1)
-	return nil
 }
 
 // scanReport is the interval of log messages about a running scan.
@@ -247,4 +197,36 @@ func (s *Store) scanRoots(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// scan examines all files once, after beginScan.
+func (r *recovery) scan(ctx context.Context) error {
+	start, c := r.root.store.cfg.Now(), r.current.Load()
+	err := c.walk(ctx)
+	if err == nil && !r.kept.Health.Serves() {
+		err = r.kept.Health.OutError() // an incomplete scan does not account for all files
+	}
+	if err != nil {
+		r.current.Store(r.newScan(false)) // for the next attempt
+		return err
+	}
+	r.current.Store(nil)
+	c.settle(c.Close())
+	c.order()
+	r.miss(c)
+	c.End(ctx, func(int64) {})
+	r.makeRoom()
+	if files := r.count.Scanned.Load(); files > 0 { // usually after a kill
+		r.kept.Log.Info("scanned", "files", files, "took", r.root.store.cfg.Now().Sub(start))
+	}
+	return nil
+}
+
+// walk examines every file.
+func (c *scan) walk(ctx context.Context) error {
+	d := c.by.kept
+	if c.by.from != nil {
+		return c.list(ctx, c.by.from)
+	}
+	return errors.Join(d.Walk(ctx, "", c.by.root.store.cfg.ScanWorkers, c.file, c.skipped), c.short)
 }

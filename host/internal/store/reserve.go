@@ -9,15 +9,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/health"
 )
 
-// reservation is the request of a put for room in a root.
-type reservation struct {
-	capacity.Want
-	slot     bool         // a slot is needed as well
-	spares   uint32       // least number of hits at which an entry without a copy in the next level is spared; 0 spares none
-	reuseFor *Put         // put that may reuse the file of a victim; may be nil
-	enter    func() error // called with the lock held once everything is reserved; if it fails, nothing stays reserved
-}
-
 // want returns a request for the bytes of an entry of a tenant.
 func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 	w := capacity.Want{Bytes: bytes, Tenant: tenant, Quota: -1}
@@ -79,6 +70,11 @@ func (r *root) endTurn() {
 	if r.evicting != nil {
 		r.evicting.Give()
 	}
+}
+
+// drop removes an entry that does not, or no longer, match its files. The lock must not be held.
+func (r *root) drop(m entries.Mark) {
+	r.Evict(m, func(v *entries.Eviction) { _, _ = r.owner.unlink(v, v.Pieces) }) // it logs failures and retries
 }
 
 // dropDamaged removes an entry because the file of one rank is damaged. The file goes to quarantine.

@@ -2,24 +2,28 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/codec"
+	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/shadow"
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/files"
+	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"golang.org/x/sync/semaphore"
 )
 
 // Store holds the chunks of one host. It is safe for concurrent use.
@@ -67,171 +71,133 @@ type ownWork struct {
 	closed   atomic.Bool
 }
 
-// Open locks the roots, restores their entries, and starts the background work. If it fails, no lock stays held. With
-// [Config.Dry] it fails in the same cases and leaves no trace in the roots. The store can then be used only for [Store.Stats].
-func Open(ctx context.Context, cfg Config) (*Store, error) {
-	s, err := prepare(ctx, cfg)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.openRoots(ctx); err != nil {
-		return nil, errors.Join(err, s.abandon())
-	}
-	for _, h := range s.cfg.Policies.Shadows {
-		if err := s.addShadow(ctx, h); err != nil {
-			return nil, errors.Join(err, s.Close())
-		}
-	}
-	if cfg.Dry {
-		return s, nil
-	}
-	s.tellRoots()
-	if cfg.Stepped {
-		return s, nil
-	}
-	s.work.Go(func() { s.catalog.Run(s.run) })
-	if s.mover != nil {
-		s.work.Go(func() { s.mover.Run(s.run) })
-	}
-	for _, r := range s.roots {
-		s.work.Go(func() { r.upkeep(s.run) })
-		if r.leaving.To != nil {
-			s.work.Go(func() { r.leaving.Run(s.run) })
-		}
-	}
-	return s, nil
+// storeCounters are counters of the whole store.
+type storeCounters struct {
+	refused, resident, lookups, keys, hits atomic.Uint64
 }
 
-// prepare creates a store with its policies, without any file of its roots.
-func prepare(ctx context.Context, cfg Config) (*Store, error) {
-	if err := cfg.complete(); err != nil {
-		return nil, err
-	}
-	s := &Store{
-		cfg: cfg, log: cfg.Log, changes: entries.NewChangeLog(keptChanges),
-		requests: &touchRecord{seen: map[uint32]*touches{}}, discarding: staging.NewTurns(max(1, runtime.GOMAXPROCS(0)/2)),
-	}
-	s.live.Store(&s.cfg)
-	if len(cfg.Roots) > 1 {
-		s.copies = entries.NewCopies()
-	}
-	s.hierarchy = hierarchyOf(s)
-	s.seq.Init(cfg.Now, cfg.HostID)
-	for i := range s.stripes {
-		s.stripes[i] = semaphore.NewWeighted(1)
-	}
-	s.swapping, s.scanDone = semaphore.NewWeighted(1), make(chan struct{})
-	s.candidates.New = func() any { return new(candidate) }
-	if err := s.openCatalog(ctx); err != nil {
-		return nil, err
-	}
-	if len(s.levels) > 1 {
-		var err error
-		if s.mover, err = moves.New(cfg.Moves.of(s)); err != nil {
-			return nil, errors.Join(err, s.catalog.Close())
-		}
-	}
-	s.run, s.stop = context.WithCancel(context.Background())
-	for _, cfg := range s.cfg.Roots {
-		r, err := openRoot(ctx, s, cfg)
-		if err != nil {
-			return nil, errors.Join(err, s.abandon())
-		}
-		s.roots = append(s.roots, r)
-		r.level.roots = append(r.level.roots, r)
-	}
-	return s, nil
+type candidate struct {
+	ask    [1]abi.Candidate
+	answer [1]bool
 }
 
-// abandon releases the resources that [prepare] has created.
-func (s *Store) abandon() error {
-	s.stop()
-	s.work.Wait()
-	s.shadows.Close()
-	return errors.Join(s.closeRoots(), s.catalog.Close())
+// hierarchy holds the roots of a store and their levels. The bytes of other hosts are in one root, which is the last one and
+// the only root of the farthest level.
+type hierarchy struct {
+	roots   []*root  // as configured
+	levels  []*level // nearest first
+	beyond  *level   // level of the other hosts' root; nil if no host lends
+	lent    []*level // own levels from which other hosts borrow; remote levels are excluded, because other hosts reach them just as fast
+	offered *level   // last own level, where hosts offer each other evicted entries; nil if there are no offers
 }
 
-func (s *Store) openRoots(ctx context.Context) error {
-	if err := s.eachRoot(ctx, func(r *root) error { return r.take(ctx) }); err != nil || s.cfg.Dry {
-		return err
-	}
-	if err := s.eachRoot(ctx, func(r *root) error { return r.kept.loadNamespaces() }); err != nil {
-		return err
-	}
-	if err := s.eachRoot(ctx, func(r *root) error { return r.recover(ctx) }); err != nil {
-		return err
-	}
-	return s.scanRoots(ctx)
+// level is the set of roots with the same distance. An entry may have a copy in each level. It implements [moves.Level].
+type level struct {
+	store    *Store
+	number   int      // number in the configuration
+	places   []uint32 // positions of the roots in the configuration
+	roots    []*root
+	count    moves.Counters // moves to this level
+	said     saying         // last log message about shed copies; used only by the upkeep of the first root
+	nearing  atomic.Int64   // bytes of copies that running loads are making
+	early    earlies        // entries that went to a farther level because memory was still being allocated
+	turnover turnover       // maintained in the offered level
+	hits     atomic.Uint64  // keys that lookups were granted in this level
+	loaded   atomic.Uint64  // bytes of pieces that loads opened in this level
 }
 
-// Close ends the background work and releases the roots. The caller must have ended its puts and leases: later calls on them
-// fail, and the next start removes their temporaries.
-func (s *Store) Close() error {
-	if s.closed.Swap(true) {
-		return nil
-	}
-	if s.cfg.Dry {
-		return s.abandon()
-	}
-	s.drain(s.live.Load().Moves.Shutdown)
-	s.stop()
-	s.work.Wait()
-	_ = s.swapping.Acquire(context.Background(), 1) // the context never ends
-	s.shadows.Close()
-	s.swapping.Release(1)
-	for _, r := range s.roots {
-		if r.unavailable.Load() {
-			continue // the entries of this root are not known
-		}
-		if r.Health.Takes() {
-			if err := r.budget.SaveExact(); err != nil {
-				s.log.Warn("write budget not saved: after a crash the count is too high", "root", r.Path, "error", err)
-			}
-		}
-		r.Lock()
-		r.Moves.KeepAll()
-		r.Unlock()
-		if !r.cfg.Shared && r.cfg.Lender == nil {
-			r.recovery.saveCheckpoint()
-		}
-	}
-	return errors.Join(s.closeRoots(), s.catalog.Close())
+// saying is the state of the log message about shed copies.
+type saying struct {
+	next time.Time
+	shed uint64
 }
 
-func (s *Store) closeRoots() (err error) {
-	if s.mover != nil {
-		err = s.mover.Close()
+// turnover measures the time in which an offered level replaces its content.
+type turnover struct {
+	mu sync.Mutex
+	policy.Turnover
+}
+
+// root combines its entries and its files. It is plain code between its medium and its [owner].
+type root struct {
+	entries.Set
+	*files.Dir
+	store  *Store
+	cfg    RootConfig
+	owner  owner
+	budget *capacity.Budget // daily write budget
+
+	kept      *keptDir // the store's own files
+	recovery  *recovery
+	directory *health.Directory
+	meter     meter
+
+	level      *level
+	origin     moves.Origin   // source of copies to other levels
+	evicting   *staging.Turns // held by the one reservation that may evict; nil if other hosts write too, since an elected one evicts
+	leaving    moves.Leaving  // entries that leave for the next level
+	upkeepWake chan struct{}
+
+	unavailable atomic.Bool   // the root could not be opened: see openLate
+	scanned     chan struct{} // closed when all entries are known
+	entered     atomic.Int64  // number of pieces entered
+	some        chan struct{} // closed when there are enough pieces to measure the speed of reads
+
+	suspects marks        // entries with files that gave no answer
+	twice    atomic.Int64 // bytes that may be counted both as reserved and as orphans while puts end
+}
+
+// meter measures the transfers of the root's files, and the gain of compression. gain is nil if compression does not depend on
+// it.
+type meter struct {
+	staging.Meter
+	gain *codec.Root
+}
+
+// marks is a list of entries. Its lock is taken after the root's.
+type marks struct {
+	mu   sync.Mutex
+	list []entries.Mark
+}
+
+// at returns the level with a number.
+func (h *hierarchy) at(number int) *level {
+	return h.levels[slices.IndexFunc(h.levels, func(l *level) bool { return l.number == number })]
+}
+
+// own returns the levels that take stores, nearest first.
+func (h *hierarchy) own() []*level {
+	if h.beyond == nil {
+		return h.levels
 	}
-	for _, r := range s.roots {
-		err = errors.Join(err, r.close())
+	return h.levels[:len(h.levels)-1]
+}
+
+// ours returns the roots of the own levels.
+func (h *hierarchy) ours() []*root {
+	if h.beyond == nil {
+		return h.roots
 	}
-	return err
+	return h.roots[:len(h.roots)-len(h.beyond.roots)]
+}
+
+func (m *marks) add(more ...entries.Mark) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.list = append(m.list, more...)
+}
+
+func (m *marks) take() (list []entries.Mark) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list, m.list = m.list, nil
+	return list
 }
 
 // ScratchName returns the path of a file that a test may create in a root, given the root's path. It is a temporary of this
 // host, so it is removed when a host opens the root after a kill. Its bytes do not count against the root's capacity.
 func (s *Store) ScratchName(root, what string) string {
 	return s.seq.TempName(root + "/" + pieceformat.MetaDir + "/" + what)
-}
-
-// tellRoots gives the place policy new facts.
-func (s *Store) tellRoots() {
-	facts := make([]abi.RootFacts, len(s.ours()))
-	for i, r := range s.ours() {
-		facts[i] = r.facts(i)
-	}
-	s.catalog.SetRoots(facts)
-}
-
-// factsEvery is the maximum age of the place policy's facts in nanoseconds.
-const factsEvery = int64(time.Second)
-
-// refreshFacts gives the place policy new facts if its facts are too old.
-func refreshFacts(s *Store) {
-	if now, last := int64(s.seq.Clock()), s.factsAt.Load(); len(s.roots) > 1 && now-last >= factsEvery &&
-		s.factsAt.CompareAndSwap(last, now) {
-		s.tellRoots()
-	}
 }
 
 // EndRequest tells the evict policies that a request has ended, with the hints of its engine.
@@ -290,53 +256,4 @@ func (s *Store) Namespace(ctx context.Context, n *kv.Namespace) (*catalog.Namesp
 		return nil, fmt.Errorf("store: %w", err)
 	}
 	return ns, nil
-}
-
-// openCatalog opens the policies that are bound to namespaces.
-func (s *Store) openCatalog(ctx context.Context) (err error) {
-	p := &s.cfg.Policies
-	s.catalog, err = catalog.New(ctx, catalog.Options{
-		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: uint64(s.cfg.Capacity()), Expiry: s.cfg.ttl, Roots: keptFiles{s},
-		Compression: s.cfg.Compression, AdmitFault: s.admissionFault,
-		Policies: catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules},
-	})
-	return err
-}
-
-// storeCounters are counters of the whole store.
-type storeCounters struct {
-	refused, resident, lookups, keys, hits atomic.Uint64
-}
-
-// keptFiles writes the catalog's files to all roots. It implements [catalog.Roots].
-type keptFiles struct{ *Store }
-
-// Keep implements [catalog.Roots]. A root that stops taking stores during the call catches up before it takes stores again.
-func (k keptFiles) Keep(dir, base string, data []byte) error {
-	if k.closed.Load() {
-		return ErrClosed
-	}
-	for _, r := range k.roots {
-		if !r.Health.Takes() {
-			continue
-		}
-		if err := r.kept.Keep(dir, base, data); err != nil && r.Health.Takes() {
-			return err
-		}
-	}
-	return nil
-}
-
-// Forget implements [catalog.Roots]. It skips roots in which a scan could not read all files, since these may need the file.
-func (k keptFiles) Forget(dir, base string) {
-	for _, r := range k.roots {
-		if !r.recovery.incomplete.Load() && r.Health.Takes() {
-			r.forget(dir, base)
-		}
-	}
-}
-
-type candidate struct {
-	ask    [1]abi.Candidate
-	answer [1]bool
 }

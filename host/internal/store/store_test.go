@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
@@ -29,7 +31,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/testkit/storetest"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"golang.org/x/sys/unix"
 )
 
 // testNamespace has small chunks: 2 blocks, 2 layers, K and V, pages of 1,000 bytes.
