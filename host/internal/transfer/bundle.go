@@ -22,24 +22,6 @@ type bundle struct {
 	count  int   // of their extents
 }
 
-// part is a range of extents and the buffer that they are in.
-type part struct {
-	r      ExtentRange
-	src    []byte
-	base   int64 // payload offset of the first byte of the window that the part is in
-	reader *pieceReader
-	err    error
-}
-
-// window returns the place of a part's extents in its buffer.
-func (p *part) window() (from, to int64) {
-	extents := p.r.extents()
-	return extents[0].Off - p.r.Base, end(extents[len(extents)-1]) - p.r.Base
-}
-
-// aligned rounds the offset of a window up to the place of the next part.
-func aligned(n int64) int64 { return (n + 255) &^ 255 }
-
 // add adds the copy of extents [lo, hi) from src, which stays as it is until the copy was made.
 func (b *bundle) add(r *pieceReader, src []byte, head *store.Head, lo, hi int, base int64) {
 	p := part{r: r.extentRange(head, lo, hi, base), src: src, reader: r}

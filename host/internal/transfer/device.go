@@ -111,6 +111,46 @@ func (e *Engine) AddGPU(g *gds.GPU) error {
 	return nil
 }
 
+// A bus is measured by copies as large as those of a load. The fastest counts, since the first copy includes setup.
+const (
+	busBytes  = gpuCopyBytes
+	busCopies = 4
+)
+
+// measureBus records the speed of a GPU's bus. A GPU without room for the copies is expected to be as slow as memory is
+// for a processor.
+func (e *Engine) measureBus(g *gds.GPU) {
+	slot, ok := e.slots.TryAcquire()
+	if !ok {
+		return
+	}
+	defer slot.Release()
+	from := slot.Bytes()[:min(busBytes, e.cfg.SlotBytes)]
+	to, err := g.Alloc(int64(len(from)))
+	if err != nil {
+		e.cfg.Log.Debug("the bus is not measured", "gpu", g.UUID.String(), "error", err)
+		return
+	}
+	best := 0.0
+	err = onGPU(g, func(t *gds.Thread) error {
+		for range busCopies {
+			began := time.Now()
+			if err := t.Write(to.Address, from); err != nil {
+				return err
+			}
+			best = max(best, float64(len(from))/max(time.Since(began), time.Microsecond).Seconds())
+		}
+		return nil
+	})
+	if err = errors.Join(err, to.Free()); err != nil {
+		e.cfg.Log.Debug("the bus is not measured", "gpu", g.UUID.String(), "error", err)
+		return
+	}
+	e.trafficMu.Lock()
+	defer e.trafficMu.Unlock()
+	e.buses[g.UUID.String()] = best
+}
+
 // Register registers the engine's staging slots with a pinner other than a GPU. Close the pinner after the engine.
 func (e *Engine) Register(p staging.Pinner) error { return e.slots.Register(p) }
 

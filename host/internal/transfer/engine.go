@@ -51,6 +51,12 @@ type Engine struct {
 	buses        map[string]float64     // bytes per second by GPU
 }
 
+// expectation is the measured read speed of a root.
+type expectation struct {
+	perSecond float64
+	memory    bool // the root is memory: a GPU copies from it at the speed of its bus
+}
+
 // Near places the staging slots' memory on NUMA nodes. Call it before any other use of the engine, [Engine.AddGPU]
 // included.
 func (e *Engine) Near(nodes ...int) error { return e.slots.Near(nodes...) }

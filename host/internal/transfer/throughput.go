@@ -1,10 +1,8 @@
 package transfer
 
 import (
-	"errors"
 	"time"
 
-	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -47,12 +45,6 @@ func (q *Queue) throughputOf(root string, pieces float64) (all, perSecond float6
 	return pieces, t.rate.of(pieces, expected)
 }
 
-// expectation is the measured read speed of a root.
-type expectation struct {
-	perSecond float64
-	memory    bool // the root is memory: a GPU copies from it at the speed of its bus
-}
-
 // Expect sets the read speed of a root in bytes per second, for estimates before the first load, and whether the root
 // is memory.
 func (e *Engine) Expect(root string, perSecond float64, memory bool) {
@@ -79,44 +71,4 @@ func (q *Queue) expected(root string) float64 {
 		gpus--
 	}
 	return x.perSecond / float64(max(1, gpus))
-}
-
-// A bus is measured by copies as large as those of a load. The fastest counts, since the first copy includes setup.
-const (
-	busBytes  = gpuCopyBytes
-	busCopies = 4
-)
-
-// measureBus records the speed of a GPU's bus. A GPU without room for the copies is expected to be as slow as memory is
-// for a processor.
-func (e *Engine) measureBus(g *gds.GPU) {
-	slot, ok := e.slots.TryAcquire()
-	if !ok {
-		return
-	}
-	defer slot.Release()
-	from := slot.Bytes()[:min(busBytes, e.cfg.SlotBytes)]
-	to, err := g.Alloc(int64(len(from)))
-	if err != nil {
-		e.cfg.Log.Debug("the bus is not measured", "gpu", g.UUID.String(), "error", err)
-		return
-	}
-	best := 0.0
-	err = onGPU(g, func(t *gds.Thread) error {
-		for range busCopies {
-			began := time.Now()
-			if err := t.Write(to.Address, from); err != nil {
-				return err
-			}
-			best = max(best, float64(len(from))/max(time.Since(began), time.Microsecond).Seconds())
-		}
-		return nil
-	})
-	if err = errors.Join(err, to.Free()); err != nil {
-		e.cfg.Log.Debug("the bus is not measured", "gpu", g.UUID.String(), "error", err)
-		return
-	}
-	e.trafficMu.Lock()
-	defer e.trafficMu.Unlock()
-	e.buses[g.UUID.String()] = best
 }

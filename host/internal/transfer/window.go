@@ -18,6 +18,24 @@ import (
 // a page. A range that does not fit a window, or any range while windows do not work, goes without one: a kernel copies
 // between slot and pages, and the CPU computes the checksums from the slot.
 
+// part is a range of extents and the buffer that they are in.
+type part struct {
+	r      ExtentRange
+	src    []byte
+	base   int64 // payload offset of the first byte of the window that the part is in
+	reader *pieceReader
+	err    error
+}
+
+// window returns the place of a part's extents in its buffer.
+func (p *part) window() (from, to int64) {
+	extents := p.r.extents()
+	return extents[0].Off - p.r.Base, end(extents[len(extents)-1]) - p.r.Base
+}
+
+// aligned rounds the offset of a window up to the place of the next part.
+func aligned(n int64) int64 { return (n + 255) &^ 255 }
+
 // windowTries is the number of uploads of bytes that are right in the slot. An error of the bus may not occur again,
 // and only a window can detect it.
 const windowTries = 2
