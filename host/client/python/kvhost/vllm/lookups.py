@@ -23,12 +23,16 @@ class RequestLookup:
         prefetch: bool = False,
         traceparent: str = "",
         pin: bool = False,
+        epoch: int = -1,
     ) -> None:
         """``sessions`` has one session for each pipeline stage, and ``readers`` one bit for each rank of a stage.
+        ``epoch`` is that of the sessions, since another host's leases have the same numbers.
         With ``prefetch`` the host copies hits to its nearest level while the request waits. With ``pin`` the
         lookup only keeps its hits."""
         self._groups, self._count = groups, len(keys)
         self._lease_seconds = min(s.lease_seconds for s in sessions)
+        self.epoch = epoch
+        self.waited = False  # the scheduler has waited for the answers once
         self.began = time.monotonic()
         self.answered = 0.0
         self.failed = False

@@ -8,6 +8,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvhost.errors import KvhostError
@@ -57,6 +58,16 @@ NO_ROOM = "no more blocks could be held for the host to read"
 PASSED = "their sliding window had passed them before more blocks could be held for the host to read"
 
 
+@dataclass
+class Promise:
+    """The answer to the engine's last question about a request."""
+
+    step: int = 0  # number of the step in which the engine asked
+    local: int = 0  # leading tokens that the engine's own cache has
+    hit: int = 0  # leading chunks that the request gets from the host
+    in_step: bool = False  # the hit is loaded inside the step that computes behind it
+
+
 class Tracked:
     """The connector's state of one request."""
 
@@ -68,15 +79,10 @@ class Tracked:
         self.adapter: Content | None = None
         self.table: list[list[int]] = []  # blocks by group
         self.lookup: RequestLookup | None = None
-        self.epoch = -1  # epoch of the sessions that were asked, since another host's leases have the same numbers; -1: none
-        self.waited = False  # the scheduler has waited for the lookup once
         self.since = 0.0  # time of the first lookup since it last had blocks
-        self.hit = 0  # chunks that the lookup promised
-        self.local = 0  # leading tokens that the engine's own cache has
-        self.in_step = False  # the hit is loaded inside the step that computes behind it
+        self.promise = Promise()
         self.loading = 0  # number of its load order, until the request is scheduled; 0: none
         self.received = 0.0  # time at which the end of its load was noticed, until the request is scheduled; 0: none
-        self.step = 0  # number of the step in which the engine asked last
         self.may_load = not hints.forbids(request, "load")
         self.may_store = not hints.forbids(request, "store")
         self.may_drop = "drop_seconds" in hints.wished(request)
@@ -85,9 +91,12 @@ class Tracked:
         self.stored = 0  # chunks that the host has, or was ordered to store
         self.end = 0  # chunks that are computed, or are in scheduled steps
         self.late = 0  # chunks that were computed while there was no room to store them
-        # The client's trace, or "". The host's spans join it. Each message repeats it.
-        named: str = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
-        self.traceparent = named if len(named) <= _TRACEPARENT else ""
+
+    @property
+    def traceparent(self) -> str:
+        """The client's trace, or "". The host's spans join it. Each message repeats it."""
+        named: str = (getattr(self.request, "trace_headers", None) or {}).get("traceparent", "")
+        return named if len(named) <= _TRACEPARENT else ""
 
 
 class Scheduler:
@@ -195,7 +204,7 @@ class Scheduler:
         t = self.track(request)
         if t is None:
             return 0
-        t.hit, t.local, t.table, t.end, t.step, t.in_step = 0, computed, [], 0, self._last_step, False
+        t.promise, t.table, t.end = Promise(self._last_step, computed), [], 0
         self._holds.scheduled(request.request_id)  # the request has no blocks
         if not self._ready():
             return None if self._soon_ready() else 0
@@ -207,14 +216,14 @@ class Scheduler:
             self._compare(t, keys)
         if not keys or not t.may_load or getattr(request, "skip_reading_prefix_cache", False) or self._hung or self._stopped():
             return 0
-        if t.lookup is not None and (t.epoch != self._link.epoch or t.lookup.done() and not t.lookup.fresh):
+        if t.lookup is not None and (t.lookup.epoch != self._link.epoch or t.lookup.done() and not t.lookup.fresh):
             t.lookup.release()
             t.lookup = None
         if t.lookup is None and not self._ask(t, keys):
             return 0
         lookup = t.lookup
         assert lookup is not None
-        if not self._answered(t, lookup):
+        if not self._answered(lookup):
             if time.monotonic() - lookup.began < self._settings.lookup_timeout:
                 return None
             self._count("lookups_timed_out")
@@ -226,7 +235,7 @@ class Scheduler:
         if self._events is not None:
             self._events.found(keys[:there])
         hit = self._before_bad(keys, there)
-        t.in_step = hit * self._chunk > computed and self._inside(t, lookup, hit, computed)
+        t.promise.in_step = hit * self._chunk > computed and self._inside(t, lookup, hit, computed)
         room, later = self._room(t, hit) if hit * self._chunk > computed else (hit, hit)
         if room < later and time.monotonic() - t.since < self._settings.lookup_timeout:
             return None  # blocks that are held now will be free soon
@@ -239,21 +248,21 @@ class Scheduler:
             lookup.release()
             t.lookup = None
             return 0
-        t.hit = take
+        t.promise.hit = take
         return more
 
     def _stopped(self) -> bool:
         """Whether the host's process is stopped. A stopped host gets no lookups and no orders."""
         return self._pulse.stopped(next(iter(self._link.sessions()), None))
 
-    def _answered(self, t: Tracked, lookup: RequestLookup) -> bool:
+    def _answered(self, lookup: RequestLookup) -> bool:
         """Whether a lookup was answered. The scheduler waits a moment for it once, unless an earlier wait for
         another lookup failed."""
         idle = self._unanswered is not None and not self._unanswered.done(0)
-        answered = lookup.done(0 if t.waited or idle else self._settings.lookup_wait)
+        answered = lookup.done(0 if lookup.waited or idle else self._settings.lookup_wait)
         if not (answered or idle):
             self._unanswered = lookup
-        t.waited = True
+        lookup.waited = True
         return answered
 
     def _compare(self, t: Tracked, keys: Sequence[bytes]) -> None:
@@ -268,14 +277,14 @@ class Scheduler:
     def _end(self, t: Tracked, chunks: int) -> int:
         """Returns the number of leading tokens that the engine gets from the given chunks."""
         end = chunks * self._chunk
-        if not t.in_step:
+        if not t.promise.in_step:
             return end
-        return min(end, t.request.num_tokens - (1 if end - t.local <= self._graph_tokens else _COMPUTED_BEHIND))
+        return min(end, t.request.num_tokens - (1 if end - t.promise.local <= self._graph_tokens else _COMPUTED_BEHIND))
 
     def loads_in_step(self, request: Any) -> bool:
         """Whether the last hit of :meth:`matched` is loaded inside the request's next step."""
         t = self._requests.get(request.request_id)
-        return t is not None and t.in_step
+        return t is not None and t.promise.in_step
 
     def _inside(self, t: Tracked, lookup: RequestLookup, hit: int, computed: int) -> bool:
         """Whether to load inside the step that computes the tokens behind the hit, and not between steps.
@@ -308,7 +317,7 @@ class Scheduler:
         left = max(needed, self._largest_ever())
         later = self._fitting(hit, self._holds.size - left)
         if later < hit and 2 * needed > self._holds.size:  # the request cannot start over while its load has the blocks
-            left = 0 if t.in_step else self._needed_by_largest(but=t.request.request_id)
+            left = 0 if t.promise.in_step else self._needed_by_largest(but=t.request.request_id)
             later = self._fitting(hit, self._holds.size - left)
         return self._fitting(hit, self._holds.room_to_load(needed, left)), later
 
@@ -388,11 +397,10 @@ class Scheduler:
         try:
             t.lookup = RequestLookup(
                 sessions, self._groups, keys[:limit], t.number, (1 << self._ranks) - 1, self._settings.prefetch,
-                t.traceparent,
+                t.traceparent, epoch=epoch,
             )
         except KvhostError:
             return False
-        t.epoch, t.waited = epoch, False
         t.since = t.since or time.monotonic()
         self._count("lookups")
         return True
@@ -424,17 +432,19 @@ class Scheduler:
             if lookup is not None:
                 lookup.release()
             return
-        assert lookup is not None and t.hit and t.chain is not None
-        end = t.local + external  # the engine may want fewer tokens than promised
-        if t.in_step:
-            if end == self._end(t, t.hit):
-                end = t.hit * self._chunk  # whole chunks are loaded
-            self._step_seconds = (self._step_seconds or 0.0) + lookup.parts(t.local // self._chunk, t.hit)[-1][1]
+        promise = t.promise
+        assert lookup is not None and promise.hit and t.chain is not None
+        end = promise.local + external  # the engine may want fewer tokens than promised
+        first = promise.local // self._chunk
+        if promise.in_step:
+            if end == self._end(t, promise.hit):
+                end = promise.hit * self._chunk  # whole chunks are loaded
+            self._step_seconds = (self._step_seconds or 0.0) + lookup.parts(first, promise.hit)[-1][1]
         groups, written = [], []
         for at, g in enumerate(self._groups):
             chunks = []
-            for i in g.needed(-(-end // self._chunk), t.local // self._chunk):
-                chunks.append(ChunkOrder(i, g.wanted_blocks(t.table[g.id], i, t.local, end), t.chain.keys[i]))
+            for i in g.needed(-(-end // self._chunk), first):
+                chunks.append(ChunkOrder(i, g.wanted_blocks(t.table[g.id], i, promise.local, end), t.chain.keys[i]))
                 written += [b for b in chunks[-1].blocks if b != NOT_WANTED]
             if chunks:
                 groups.append(GroupLoad(g.id, lookup.leases(at), chunks))
@@ -442,7 +452,7 @@ class Scheduler:
         self._ordered_at[t.loading] = now
         self._took("lookup", lookup.began, lookup.answered)
         self._took("wait", lookup.answered, now)
-        if t.in_step:
+        if promise.in_step:
             self._loads_in_step.add(t.loading)
         else:
             self._loading[request.request_id] = self._ranks * self._stages
@@ -452,9 +462,9 @@ class Scheduler:
         )
         self._largest = None
         self._orders.loads.append(
-            LoadOrder(t.loading, request.request_id, t.epoch, external, groups, t.adapter, t.in_step)
+            LoadOrder(t.loading, request.request_id, lookup.epoch, external, groups, t.adapter, promise.in_step)
         )
-        if t.in_step:
+        if promise.in_step:
             self._count("loads_in_step")
         self._count("loads")
         self._count("tokens_loaded", external)
@@ -602,7 +612,7 @@ class Scheduler:
         if getattr(output, "has_sync_kv_loads", True):  # vLLM 0.26 lacks this field
             for request_id in output.num_scheduled_tokens:
                 t = self._requests.get(request_id)
-                if t is not None and t.step == self._last_step and t.request.num_computed_tokens > t.local:
+                if t is not None and t.promise.step == self._last_step and t.request.num_computed_tokens > t.promise.local:
                     self._unproven = self._last_step
         return self._last_step - len(self._choice.steps) > self._unproven
 
