@@ -31,7 +31,7 @@ import (
 var allHostile = flag.Bool("hostile.all", false, "swap in every hostile module, not a part of each class")
 
 // each is how many modules of a class the short run leaves out between two.
-var each = map[string]int{"bombs": 9, "runaways": 9, "memory": 3, "buffers": 9, "answers": 5, "places": 2}
+var each = map[string]int{"bombs": 9, "runaways": 17, "memory": 3, "buffers": 9, "answers": 7, "places": 3}
 
 // What a client of a host with hostile policies may have to bear, beside a client of the same host before.
 const (

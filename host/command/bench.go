@@ -213,7 +213,11 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, clients
 		Root: root,
 	}
 	base.Root.Shared, base.Root.Route = false, config.RouteStaged
-	base.Root.Capacity = int64(clients)*2*bench.MemoryBytes(o.chunks, &shape.Geometry) + 1<<30 // with room for probes, and for files that are removed late
+	more := int64(1 << 30) // room for probes, and for files that are removed late
+	if root.Kind().TakesMemory() {
+		more = 128 << 20 // which is touched, and never probed
+	}
+	base.Root.Capacity = int64(clients)*2*bench.MemoryBytes(o.chunks, &shape.Geometry) + more
 	memory := "host memory"
 	if len(gpus) > 0 {
 		base.Copiers, memory, base.GPUs = e.ThreadsPerGPU, gpus[0].Name, gpus[:clients]

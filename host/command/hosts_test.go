@@ -51,7 +51,11 @@ func TestHosts(t *testing.T) {
 		t.Parallel() // it waits more than it works
 	}
 	tally := testenv.NewTally(t, "hosts")
-	for _, deal := range []string{"random", "sticky"} {
+	deals := []string{"random"}
+	if *hostsApart {
+		deals = append(deals, "sticky")
+	}
+	for _, deal := range deals {
 		t.Run(deal, func(t *testing.T) {
 			requests := workload(t)
 			c := startCluster(t, requests)

@@ -1,12 +1,14 @@
 package command
 
 import (
+	"bufio"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
@@ -16,6 +18,24 @@ func simTrace(t *testing.T) string {
 	path, err := filepath.Abs(mixedTrace)
 	testenv.OK(t, err)
 	return path
+}
+
+// shortTrace is the begin of the trace, under its name.
+func shortTrace(t *testing.T, requests int) string {
+	t.Helper()
+	f, err := os.Open(mixedTrace)
+	testenv.OK(t, err)
+	defer f.Close()
+	z, err := zstd.NewReader(f)
+	testenv.OK(t, err)
+	defer z.Close()
+	text, lines := "", bufio.NewReader(z)
+	for range requests {
+		line, err := lines.ReadString('\n')
+		testenv.OK(t, err)
+		text += line
+	}
+	return write(t, t.TempDir(), "mixed.jsonl", text)
 }
 
 func TestSimJSON(t *testing.T) {
@@ -49,7 +69,7 @@ func TestSimJSON(t *testing.T) {
 }
 
 func TestSimLevels(t *testing.T) {
-	args := []string{"sim", "--trace", simTrace(t), "--level", "0=2%,1=20%", "--cost", "0=50,1=5", "--policy", "lru.wasm",
+	args := []string{"sim", "--trace", shortTrace(t, 300), "--level", "0=2%,1=20%", "--cost", "0=50,1=5", "--policy", "lru.wasm",
 		"--write", "back,through", "--admit", "all"}
 	r := finish(t, command(t, t.TempDir(), append(args, "--json")...))
 	if r.code != exitOK {
@@ -69,12 +89,12 @@ func TestSimLevels(t *testing.T) {
 		if row.Saved <= 0 || row.Loaded <= 0 || len(row.Levels) != 2 {
 			t.Fatalf("a row of two levels is %+v", row)
 		}
-		if below := row.Levels[1]; (row.Write == "back") != (below.New == 0) || below.Capacity != 1469 {
+		if below := row.Levels[1]; (row.Write == "back") != (below.New == 0) || below.Capacity != 300 {
 			t.Errorf("written %s, the farther level is %+v", row.Write, below)
 		}
 	}
 	r = finish(t, command(t, t.TempDir(), append(args, "--level-policy", "1=fifo")...))
-	for _, want := range []string{"mixed: ", "chunks of 67.11 MB", "lru, through", "level 0: 146 chunks, 50 GB/s", ", fifo"} {
+	for _, want := range []string{"mixed: ", "chunks of 67.11 MB", "lru, through", "level 0: 30 chunks, 50 GB/s", ", fifo"} {
 		if r.code != exitOK || !strings.Contains(r.stdout, want) {
 			t.Errorf("no %q in\n%s%s", want, r.stdout, r.stderr)
 		}

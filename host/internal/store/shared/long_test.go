@@ -203,7 +203,7 @@ func TestMadeUpHosts(t *testing.T) {
 	} {
 		t.Run(slow, func(t *testing.T) {
 			byHand(t, func(s *hands) {
-				const hosts = 300
+				const hosts = 120
 				for n := range hosts {
 					s.dirs[fmt.Sprintf("/r/%s/hosts/made%d.1", Dir, n)] = true
 				}
@@ -279,7 +279,7 @@ func TestMadeUpWishes(t *testing.T) {
 		for beat := range uint64(60) {
 			status, err := EncodeControl(status{Beat: beat + 1, claim: claim{Want: mostBytes}})
 			testenv.OK(t, err)
-			for n := range 300 {
+			for n := range 120 {
 				dir := fmt.Sprintf("/r/%s/hosts/made%d.1", Dir, n)
 				s.dirs[dir] = true
 				s.files[dir+"/status"] = &inode{ino: 1<<40 + uint64(n), links: 1, data: status}
@@ -291,8 +291,8 @@ func TestMadeUpWishes(t *testing.T) {
 				t.Errorf("step %d has taken %s, want at most half of %s", beat, d, modelLapse)
 			}
 		}
-		if granted < 350 {
-			t.Errorf("%d grants to 300 hosts that want more, want each one, and some more", granted)
+		if granted < 140 {
+			t.Errorf("%d grants to 120 hosts that want more, want each one, and some more", granted)
 		}
 	})
 }
