@@ -156,7 +156,7 @@ func status(n uint64) *proto.StatusResponse {
 		Version: "v1.2.3", Uptime: durationpb.New(time.Duration(n) * time.Second), Sessions: 2, Engines: 1, Serving: true,
 		NotReady: []string{"root /mnt/nvme1/kv is out of service: input/output error"},
 		Counters: map[string]uint64{"lookups": 9 * n, "lookup_keys": 100 * n, "lookup_hits": 75 * n,
-			"level0_hits": 51 * n, "level0_loaded_bytes": n << 30, "level0_volatile": 50, "level0_kept": 35, "level1_hits": 24 * n, "level1_loaded_bytes": n << 30,
+			"level0_hits": 51 * n, "level0_loaded_bytes": 3 << 30, "level0_volatile": 50, "level0_kept": 35, "level1_hits": 24 * n, "level1_loaded_bytes": 5 << 30,
 			"level1_demotion": 4321, "level1_demotion_shed": 11, "level0_prefetch": 8, "level0_prefetch_used": 2},
 		Roots: []*proto.RootStatus{
 			{Path: "/mnt/nvme0/kv", Capacity: 2 << 40, Used: 1 << 40, Entries: 123456, Evictions: n,
@@ -210,7 +210,7 @@ func TestPage(t *testing.T) {
 			}
 			row := `return [...document.querySelectorAll('#levels tr')].map(r => [...r.cells].map(c => c.innerText).join('|'))`
 			levels := fmt.Sprint(b.eval(row))
-			for _, want := range []string{"level|hits|loaded|demoted to", " GiB|", "|8|2|70.0%|0", "|4321|0|0|0|-|11"} {
+			for _, want := range []string{"level|hits|loaded|demoted to", "|3 GiB|", "|5 GiB|", "|8|2|70.0%|0", "|4321|0|0|0|-|11"} {
 				if !strings.Contains(levels, want) {
 					t.Errorf("the table of levels lacks %q: %s", want, levels)
 				}

@@ -320,7 +320,7 @@ func TestSwapEvict(t *testing.T) {
 func TestSwapRefused(t *testing.T) {
 	f := newFixture(t, 4, 1, func(c *Config) {
 		second := c.Roots[0]
-		second.Path += "2"
+		second.Path = testenv.Dir(t)
 		c.Roots = append(c.Roots, second)
 	})
 	var made, done atomic.Int32
@@ -361,7 +361,7 @@ func TestSwapRefused(t *testing.T) {
 func TestSwapUndone(t *testing.T) {
 	f := newFixture(t, 4, 1, func(c *Config) {
 		second := c.Roots[0]
-		second.Path += "2"
+		second.Path = testenv.Dir(t)
 		c.Roots = append(c.Roots, second)
 	})
 	f.mustPut(0, 1, 2, 3, 4, 5, 6, 7)
