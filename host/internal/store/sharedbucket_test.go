@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
@@ -85,6 +86,7 @@ func TestWhoMayShareABucket(t *testing.T) {
 // order or without. Nothing wrong is read; what is in the bucket in the end is in the account of
 // the next evictor, and within the capacity.
 func TestSharedBucketHistories(t *testing.T) {
+	testenv.Slow(t)
 	t.Parallel() // it waits more than it works
 	faults := []s3double.Fault{s3double.Busy, s3double.TooMany, s3double.Broken, s3double.Reset, s3double.ResetLate, s3double.Half,
 		s3double.Wrong, s3double.Expired, s3double.Denied, s3double.ActDenied}
