@@ -5,13 +5,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/minio/minio-go/v7"
 	"golang.org/x/sys/unix"
@@ -105,68 +102,6 @@ func BenchmarkBesideTheLibrary(b *testing.B) {
 				_ = unix.Getrusage(unix.RUSAGE_SELF, &after)
 				cpu := after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
 				b.ReportMetric(float64(cpu)/float64(b.N), "cpu-ns/op") // of the server, too
-			})
-		}
-	}
-}
-
-// BenchmarkLateAnswers loads pieces, eight at a time, from a server of which one read in a hundred is answered half a second late.
-func BenchmarkLateAnswers(b *testing.B) {
-	b.Setenv("AWS_ACCESS_KEY_ID", "key")
-	b.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	proxy := s3double.StartProxy(b, s3double.StartReal(b))
-	f, err := Open(Config{Path: top, Endpoint: proxy.URL, PathStyle: true})
-	if err != nil {
-		b.Fatal(err)
-	}
-	const objects = 64
-	buf := make([]byte, 1<<20)
-	for n := range uint64(objects) {
-		if _, err := f.put(f.key(fmt.Sprintf("%s/%d", top, n)), n+1, buf, condition{}); err != nil {
-			b.Fatal(err)
-		}
-	}
-	for round := range 3 {
-		for _, hedged := range []bool{false, true} {
-			b.Run(fmt.Sprintf("%d/hedged=%t", round, hedged), func(b *testing.B) {
-				f.hedge = hedge{}
-				proxy.Set(s3double.Rule{Fault: s3double.Late, Method: "GET", Every: 100})
-				before := f.Stats().Requests[Get]
-				var mu sync.Mutex
-				var took []time.Duration
-				var all sync.WaitGroup
-				for range 8 {
-					all.Go(func() {
-						buf := make([]byte, 1<<20)
-						for range 500 {
-							began := time.Now()
-							if !hedged {
-								f.hedge.mu.Lock()
-								f.hedge.left = -1e9
-								f.hedge.mu.Unlock()
-							}
-							r, err := f.OpenFile(fmt.Sprintf("%s/%d", top, rand.IntN(objects)), os.O_RDONLY, 0)
-							if err == nil {
-								_, err = r.ReadAt(buf, 0)
-								_ = r.Close()
-							}
-							if err != nil {
-								b.Error(err)
-								return
-							}
-							mu.Lock()
-							took = append(took, time.Since(began))
-							mu.Unlock()
-						}
-					})
-				}
-				all.Wait()
-				slices.Sort(took)
-				for _, p := range []int{50, 95, 99} {
-					b.ReportMetric(took[len(took)*p/100].Seconds()*1000, fmt.Sprintf("p%d-ms", p))
-				}
-				b.ReportMetric(float64(f.Stats().Requests[Get]-before)/float64(len(took)), "requests/load")
-				b.ReportMetric(0, "ns/op")
 			})
 		}
 	}

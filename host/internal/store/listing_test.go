@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -231,47 +230,4 @@ func TestListingIsBegunAgain(t *testing.T) {
 		t.Errorf("%d heads were read, want that of the first", read)
 	}
 	p.Set()
-}
-
-// BenchmarkStartByAListing starts after a kill on so many objects. Of the second size all have the bytes of one, so that no head but the
-// first fits.
-func BenchmarkStartByAListing(b *testing.B) {
-	b.Setenv("AWS_ACCESS_KEY_ID", "key")
-	b.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	for _, c := range []struct {
-		objects int
-		heads   bool
-	}{{20_000, true}, {200_000, false}} {
-		b.Run(fmt.Sprint(c.objects), func(b *testing.B) {
-			s := startServer(b)
-			f := newFixtureIn(b, "", c.objects, 1, inBucket(b, s.URL))
-			f.mustPut(0)
-			name := "kv/" + strings.TrimPrefix(f.pieceFile(0, 0), bucketRoot+"/")
-			body := s.Objects()[name].Body
-			h, err := pieceformat.DecodeHeader(body)
-			must(b, err)
-			for n := uint64(1); n < uint64(c.objects); n++ {
-				if c.heads {
-					body, h.Key = bytes.Clone(body), testKey(n)
-					h.Encode(body)
-				}
-				s.Set("kv/"+strings.TrimPrefix(f.pieceFile(n, 0), bucketRoot+"/"), body)
-			}
-			f.kill()
-			lists := s.Count("LIST")
-			for b.Loop() {
-				inBucket(b, s.URL)(&f.cfg)
-				began := time.Now()
-				f.start()
-				b.ReportMetric(time.Since(began).Seconds(), "known-s")
-				b.ReportMetric(float64(s.Count("LIST")-lists), "lists")
-				equal(b, "entries", f.store.Stats().Roots[0].Entries, c.objects)
-				if c.heads {
-					await(b, "all heads are read", func() bool { return f.listed() == 0 })
-					b.ReportMetric(time.Since(began).Seconds(), "heads-s")
-				}
-				f.kill()
-			}
-		})
-	}
 }
