@@ -44,8 +44,8 @@ const (
 	hostsPage   = 16 << 10
 )
 
-// TestHosts deals requests to hosts that lend each other, one after the other, at random, and such that a conversation stays with its
-// host but for one move in ten. One host with the capacity of all gets the same requests. Every byte is compared.
+// TestHosts deals requests to hosts that lend each other, one after the other, at random and, where hosts are apart, such that a
+// conversation stays with its host but for one move in ten, too. One host with the capacity of all gets the same requests. Every byte is compared.
 func TestHosts(t *testing.T) {
 	if !hostsAreApart(t) {
 		t.Parallel() // it waits more than it works
