@@ -159,8 +159,16 @@ func (a *question) ask(ctx context.Context) bool {
 	}
 	x.count.asks.Add(1)
 	x.count.keys.Add(uint64(len(a.keys)))
+	within, stop := context.WithTimeout(ctx, x.owner.cfg.Deadline)
+	defer stop()
 	since := time.Now()
-	n, err := a.borrow(ctx, since)
+	n, err := a.borrow(within, since)
+	if (a.busy || status.Code(err) == codes.ResourceExhausted) && x.makeRoom(within) {
+		more, again := a.borrow(within, time.Now())
+		if n += more; again == nil || errors.Is(again, ErrMessage) {
+			err = again
+		}
+	}
 	switch {
 	case err == nil:
 		x.worked(asking)
@@ -179,15 +187,13 @@ func (a *question) ask(ctx context.Context) bool {
 }
 
 // borrow requests a lease and enters the lent entries into the store. It returns the number of lent entries, including those
-// that another lookup has borrowed since.
+// that another lookup has borrowed since. The keys that a busy peer has not lent are left in a.
 func (a *question) borrow(ctx context.Context, since time.Time) (n int, err error) {
 	x, p := a.peer, a.peer.owner
 	client, err := x.client(false)
 	if err != nil {
 		return 0, err
 	}
-	ctx, stop := context.WithTimeout(ctx, p.cfg.Deadline)
-	defer stop()
 	q := &proto.LeaseRequest{
 		NamespaceDigest: a.lookup.Namespace.Digest[:], Group: a.lookup.Group, Ranks: a.lookup.Ranks, Leading: a.leading,
 		Keys: make([]byte, 0, len(a.keys)*kv.KeyBytes), Time: durationpb.New(2 * p.cfg.LeaseTime),
@@ -232,8 +238,11 @@ func (a *question) borrow(ctx context.Context, since time.Time) (n int, err erro
 	lent.Name = func(entry int, rank uint32, bytes int64, name string) {
 		a.fs.add(name, &piece{loan: l, entry: index[entry], print: printer.Print(&a.keys[index[entry]]), rank: rank, bytes: bytes})
 	}
-	l.lasts, l.due, l.ends = lasts, since.Add(min(unused, lasts/2)), since.Add(lasts)
+	l.lasts, l.since, l.ends = lasts, since, since.Add(lasts)
 	marks, err := p.store.Borrow(lent)
+	if a.busy {
+		a.keys = a.missing(given)
+	}
 	x.giving.Lock()
 	l.entries = marks
 	x.giving.Unlock()
@@ -245,6 +254,16 @@ func (a *question) borrow(ctx context.Context, since time.Time) (n int, err erro
 		x.giveBack()
 	}
 	return len(index), err
+}
+
+// missing returns the keys that were not given.
+func (a *question) missing(given []bool) (keys []kv.Key) {
+	for i, ok := range given {
+		if !ok {
+			keys = append(keys, a.keys[i])
+		}
+	}
+	return keys
 }
 
 // strike removes the promises of keys that the peer did not lend from the table.

@@ -170,3 +170,46 @@ func TestBusyOneOfTwo(t *testing.T) {
 	}
 	l.Release()
 }
+
+// TestRoomForAnotherPrompt: a host that has of a peer as many entries as it may, for lookups that are over, gives them back when it asks
+// for others, and gets those at once.
+func TestRoomForAnotherPrompt(t *testing.T) {
+	for _, leading := range []bool{true, false} {
+		hosts := newHosts(t, Config{}, 64, 64)
+		a, b := hosts[0], hosts[1]
+		const chunks = 32
+		var keys []kv.Key
+		for n := range byte(chunks) {
+			a.put(n + 1)
+			keys = append(keys, key(n+1))
+		}
+		b.knows(chunks)
+		x := b.peers.all()[0]
+		hits := func(keys []kv.Key) int {
+			q := store.LookupRequest{Namespace: b.space, Keys: keys, Ranks: 1}
+			l, err := b.store.Lookup(q)
+			testenv.OK(t, err)
+			if ask := b.peers.Promise(&q, l, leading, nil); ask != nil && ask.Run(t.Context()) {
+				q.After = l
+				l, err = b.store.Lookup(q)
+				testenv.OK(t, err)
+			}
+			defer l.Release()
+			return l.Hits()
+		}
+		most := hits(keys)
+		if most == 0 || most == chunks {
+			t.Fatalf("leading %v: %d hits of %d, want as many as one host may have", leading, most, chunks)
+		}
+		for _, from := range []int{most, 0} {
+			x.mu.Lock()
+			for _, l := range x.loans { // the lookups that have asked are over
+				l.since = l.since.Add(-2 * b.peers.cfg.Deadline)
+			}
+			x.mu.Unlock()
+			if n := hits(keys[from:min(from+most, chunks)]); n != min(most, chunks-from) {
+				t.Errorf("leading %v: %d hits of another prompt, want the %d that one host may have", leading, n, most)
+			}
+		}
+	}
+}

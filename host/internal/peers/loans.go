@@ -9,8 +9,41 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
+// due returns the time from which entries without a local lease are returned.
+func (l *loan) due() time.Time { return l.since.Add(min(unused, l.lasts/2)) }
+
 // giveBack returns the entries of loans that are due. It returns all loans if the peer is not in state Here.
 func (x *peer) giveBack() {
+	for _, lease := range x.ended(0) {
+		x.owner.work.Go(func() { x.giveLease(lease, nil) })
+	}
+}
+
+// makeRoom returns the loans that are not due but have no local lease, and waits until the peer has them. So a peer that lends
+// as much as one host may have can lend what a lookup asks for now. Loans that are younger than a request may last are kept: the
+// lookup that asked for them is about to find them. makeRoom reports whether it returned a loan.
+func (x *peer) makeRoom(ctx context.Context) bool {
+	leases := x.ended(x.owner.cfg.Deadline)
+	returned := make(chan struct{}, len(leases))
+	for _, lease := range leases {
+		x.owner.work.Go(func() {
+			x.giveLease(lease, nil)
+			returned <- struct{}{}
+		})
+	}
+	for range leases {
+		select {
+		case <-returned:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return len(leases) > 0
+}
+
+// ended removes the entries of loans that are due, or older than age if that is not 0, and returns the leases of the loans
+// without entries.
+func (x *peer) ended(age time.Duration) (leases []uint64) {
 	x.giving.Lock()
 	defer x.giving.Unlock()
 	now := time.Now()
@@ -24,7 +57,7 @@ func (x *peer) giveBack() {
 		over := all || now.After(l.ends)
 		half := !over && !l.renewing && l.ends.Sub(now) < l.lasts/2
 		x.mu.Unlock()
-		if over || now.After(l.due) {
+		if over || now.After(l.due()) || age > 0 && now.Sub(l.since) > age {
 			l.entries = x.owner.store.GiveBack(l.entries, over)
 		}
 		if len(l.entries) > 0 {
@@ -35,13 +68,14 @@ func (x *peer) giveBack() {
 			}
 			continue
 		}
-		x.owner.work.Go(func() { x.giveLease(l.lease, nil) })
+		leases = append(leases, l.lease)
 	}
 	if left != nil {
 		x.mu.Lock()
 		x.loans = append(x.loans, left...)
 		x.mu.Unlock()
 	}
+	return leases
 }
 
 // giveLease tells the peer that a lease and slots are no longer needed. If the call fails, the lease is noted for a repetition.

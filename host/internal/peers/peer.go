@@ -269,7 +269,8 @@ type loan struct {
 	namespace kv.Digest
 	group     uint32
 	entries   []store.Borrowed
-	due, ends time.Time // due: entries without a local lease are returned from then on; ends: all are
+	since     time.Time // the time of the request
+	ends      time.Time // the time from which all entries are returned
 	lasts     time.Duration
 	renewing  bool // a request to extend the loan is under way
 	hearsay   bool // the offer came from an address that is not the peer's; its failures are not held against the peer

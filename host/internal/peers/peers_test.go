@@ -255,7 +255,7 @@ func TestLoansEnd(t *testing.T) {
 	testenv.OK(t, err)
 	r.peer.mu.Lock()
 	for _, l := range r.peer.loans {
-		l.due = time.Now()
+		l.since = time.Now().Add(-unused)
 	}
 	r.peer.mu.Unlock()
 	r.await("what no lease has is given back", func() bool { return len(r.peers.fs.names()) == 1 })
@@ -383,7 +383,7 @@ func TestPeerRemoved(t *testing.T) {
 	r.peers.fs.mu.RLock() // keeps an entry that is given back from going
 	r.peer.mu.Lock()
 	for _, l := range r.peer.loans {
-		l.due = time.Now()
+		l.since = time.Now().Add(-unused)
 	}
 	r.peer.mu.Unlock()
 	r.await("what is due is being given back", func() bool {
