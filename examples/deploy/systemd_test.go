@@ -165,7 +165,7 @@ func TestLifeUnderSystemd(t *testing.T) {
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", boot, "boot", filepath.Join(at, "machine"), filepath.Join(dir, file("amd64", ".deb")),
 		filepath.Join(at, "steps"), filepath.Join(at, "out"))
 	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	testenv.OK(t, cmd.Start())
 	ended := make(chan struct{})
 	go func() { cmd.Wait(); close(ended) }()
