@@ -157,8 +157,6 @@ func (a *question) ask(ctx context.Context) bool {
 		a.busy = true
 		return false
 	}
-	x.count.asks.Add(1)
-	x.count.keys.Add(uint64(len(a.keys)))
 	within, stop := context.WithTimeout(ctx, x.owner.cfg.Deadline)
 	defer stop()
 	since := time.Now()
@@ -190,6 +188,8 @@ func (a *question) ask(ctx context.Context) bool {
 // that another lookup has borrowed since. The keys that a busy peer has not lent are left in a.
 func (a *question) borrow(ctx context.Context, since time.Time) (n int, err error) {
 	x, p := a.peer, a.peer.owner
+	x.count.asks.Add(1)
+	x.count.keys.Add(uint64(len(a.keys)))
 	client, err := x.client(false)
 	if err != nil {
 		return 0, err

@@ -202,11 +202,13 @@ func TestRoomForAnotherPrompt(t *testing.T) {
 			t.Fatalf("leading %v: %d hits of %d, want as many as one host may have", leading, most, chunks)
 		}
 		for _, from := range []int{most, 0} {
+			x.giving.Lock() // no loan is looked at just now
 			x.mu.Lock()
 			for _, l := range x.loans { // the lookups that have asked are over
 				l.since = l.since.Add(-2 * b.peers.cfg.Deadline)
 			}
 			x.mu.Unlock()
+			x.giving.Unlock()
 			if n := hits(keys[from:min(from+most, chunks)]); n != min(most, chunks-from) {
 				t.Errorf("leading %v: %d hits of another prompt, want the %d that one host may have", leading, n, most)
 			}
