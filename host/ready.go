@@ -21,7 +21,7 @@ func (h *Host) notReady(st *proto.StatusResponse) (why []string) {
 			in++
 		}
 		if r.Scanning {
-			why = append(why, fmt.Sprintf("root %s is being scanned: what the scan has not found yet is a miss", r.Path))
+			why = append(why, fmt.Sprintf("root %s is being scanned: chunks that the scan has not found yet are misses", r.Path))
 		}
 	}
 	switch h.cfg.HTTP.ReadyRoots {

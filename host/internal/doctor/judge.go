@@ -189,7 +189,7 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 			r.find(Note, about, "", "%s does not support direct I/O: files go through the page cache", root.FS)
 		}
 		if root.FS == "tmpfs" || root.FS == "ramfs" {
-			r.find(Note, about, "", "its %s is memory of the machine: what the root holds is gone after a boot", root.FS)
+			r.find(Note, about, "", "its %s is memory of the machine: the root's chunks are gone after a boot", root.FS)
 		}
 		if root.HugePages == No {
 			r.find(Warning, about, "mount -o remount,huge=always "+root.Mount,

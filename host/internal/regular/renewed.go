@@ -34,7 +34,7 @@ func (r *Renewed[T]) Now() T {
 	said := ""
 	if err := r.load(); err != nil {
 		if said = err.Error(); said != r.said {
-			r.log.Warn("a renewed file cannot be used: what it held before counts", "error", err)
+			r.log.Warn("a renewed file cannot be used: its earlier contents count", "error", err)
 		}
 	}
 	r.said = said

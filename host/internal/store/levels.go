@@ -227,7 +227,7 @@ func (r *root) drain(ctx context.Context) {
 	if left > 0 {
 		log = r.Log.Warn
 	}
-	log("what the root held was copied to the next level", "entries", kept, "left", left, "to_level", r.leaving.To.Number(), "setting",
+	log("the root's chunks were copied to the next level", "entries", kept, "left", left, "to_level", r.leaving.To.Number(), "setting",
 		"move.shutdown")
 }
 

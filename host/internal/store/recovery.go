@@ -127,7 +127,7 @@ func (r *root) scanAll(ctx context.Context, failed chan<- error) {
 		case failed <- err:
 		default:
 			_ = r.kept.loadNamespaces() // a temporary error may also have left out a namespace
-			r.Log.Error("the scan failed and is begun again; what it has not seen are misses", "error", err, "pause", pause)
+			r.Log.Error("the scan failed and is begun again; chunks that it has not seen are misses", "error", err, "pause", pause)
 		}
 		select {
 		case <-ctx.Done():
@@ -189,7 +189,7 @@ func (s *Store) scanRoots(ctx context.Context) error {
 			if len(s.roots) == 1 {
 				return err
 			}
-			s.log.Error("a scan failed and is begun again; what it has not seen are misses", "error", err)
+			s.log.Error("a scan failed and is begun again; chunks that it has not seen are misses", "error", err)
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-patience:

@@ -190,14 +190,14 @@ func (c *scan) skipped(rel string, err error) {
 	}
 	if errors.Is(err, staging.ErrForeign) {
 		c.by.count.Foreign.Add(1)
-		c.by.kept.Log.Error("another root is in this one and is left alone: what it takes is not counted; move one of them away",
+		c.by.kept.Log.Error("another root is in this one and is left alone: its bytes are not counted; move one of them away",
 			"directory", rel)
 		return
 	}
 	c.miss(rel+"/", 0)
 	if !c.late {
 		c.by.incomplete.Store(true)
-		c.by.kept.Log.Warn("a directory could not be read; what it holds is not counted until it can be",
+		c.by.kept.Log.Warn("a directory could not be read; its files are not counted until it can be",
 			"directory", rel, "error", err)
 	}
 }

@@ -395,7 +395,7 @@ func Clear(fsys staging.FS, name string, directory bool, log *slog.Logger) error
 	} else {
 		err = fsys.Remove(name)
 	}
-	log.Warn("what has the name of a file or directory of kvhost is something else, and is out of the way now", "name", name,
+	log.Warn("a file or directory with a name of kvhost's own was something else, and is out of the way now", "name", name,
 		"mode", info.Mode, "names", info.Links, "moved_to", filepath.Base(aside), "error", err)
 	return err
 }
