@@ -348,12 +348,13 @@ def test_a_pool_of_little_more_than_one_request(ranks: Any, kind: str) -> None:
 
 
 @KINDS
-def test_reset_leaves_nothing_under_way(ranks: Any, kind: str) -> None:
+def test_reset_leaves_nothing_under_way(host: Host, ranks: Any, kind: str) -> None:
     rank, tokens = ranks(kind), prompt(160)
     rank.serve(tokens)
     rank.cache.reset()  # with offloads that nobody has taken note of
     assert not rank.linker._offloads and not rank.linker._found
     rank.restart_pools()
+    wait_for("the end of the stores that were cut off", host.idle)  # meanwhile the host takes no others of the same chunks
     rank.serve(tokens)
     rank.settle()
     rank.cache.reset()
